@@ -1,0 +1,58 @@
+"""Where data files are: ``$SPINSTEP_DATA``, the user's cache, or their official source."""
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/spinstep``, or ``~/.cache/spinstep``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spinstep"
+
+
+def fetch(name: str, sha256: str, url: str) -> bytes:
+    """The contents of a data file, refused if they are not those with the pinned sum.
+
+    Args:
+        name: Path below the data folder, such as ``mnist/train-labels-idx1-ubyte.gz``.
+        sha256: The file's SHA-256 in hexadecimal.
+        url: Official source, asked only if the file is found nowhere else.
+    """
+    folders = [cache_folder()]
+    if os.environ.get("SPINSTEP_DATA"):
+        folders.insert(0, Path(os.environ["SPINSTEP_DATA"]))
+    for folder in folders:
+        if (path := folder / name).is_file():
+            return _checked(path.read_bytes(), sha256, str(path))
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            content = _checked(response.read(), sha256, url)
+    except OSError as error:
+        looked = " and ".join(str(folder / name) for folder in folders)
+        raise FileNotFoundError(
+            f"{name} is neither at {looked} nor to be had from {url} ({error}); "
+            "put the file there, or point SPINSTEP_DATA at a folder that has it"
+        ) from error
+    _write_atomically(cache_folder() / name, content)
+    return content
+
+
+def _checked(content: bytes, sha256: str, where: str) -> bytes:
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ValueError(f"{where}: expected a file with SHA-256 {sha256}, got {found}; delete it and retry")
+    return content
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,211 @@
+"""QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spinstep.problem import BinaryLeastSquares, Rows
+from spinstep.record import LayerRecord, record_of, start_recording
+from spinstep.solvers import BlockDescentSolver, ExactSolver, Solution, Solver, derive_seed
+
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+
+class QPSBGD(Optimizer):
+    """Quantum projected stochastic binary-gradient descent (Krahn et al., BMVC 2024).
+
+    For each layer with inputs ``X`` and output gradient ``V``, one step is
+
+        ``G = argmin over G ∈ {-1,+1} of ‖V - Z G‖²``  and  ``Ω ← clamp(Ω - lr · G)``,
+
+    where ``Z`` and the target are scaled as :func:`~spinstep.problem.jacobian` and
+    :func:`~spinstep.problem.reachable_target` say. All layers go to the solver together.
+
+    Made for the weights of binary layers alone: ``binary_parameters(model)``. Other parameters belong
+    to an ordinary torch optimizer beside this one. From here on the layers record for this optimizer
+    and leave ``weight.grad`` empty.
+
+    Args:
+        params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
+        lr: Learning rate, the distance that every latent weight moves in a step.
+        solver: Solves the projection. Default: ``BlockDescentSolver()``.
+        target_rms: Root mean square of each unit's target, in units of what its spins can reach. Small
+            values trust the quadratic model, large ones tend to signSGD, ``None`` is the paper.
+        rows: ``"uniform"``, or ``"normalized"`` as in the paper.
+        clamp: Largest magnitude of a latent weight; ``None`` for no limit.
+        seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
+        on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
+        keep_grad: Let the layers compute ``weight.grad`` too, for monitoring.
+
+    Note:
+        What differs from the publication: targets are brought into reach, rows weigh the same, rows and
+        units without a gradient are left out, and latent weights are clamped. :meth:`as_published` takes
+        all of it back.
+
+    Example:
+        >>> from spinstep import BinaryLinear, binary_parameters
+        >>> model = torch.nn.Sequential(BinaryLinear(4, 3), torch.nn.Hardtanh(), BinaryLinear(3, 2))
+        >>> optimizer = QPSBGD(binary_parameters(model), lr=3e-3)
+        >>> model(torch.ones(5, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 3e-3,
+        *,
+        solver: Solver | None = None,
+        target_rms: float | None = 1.0,
+        rows: Rows = "uniform",
+        clamp: float | None = 1.0,
+        seed: int = 0,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+        keep_grad: bool = False,
+    ) -> None:
+        if lr < 0:
+            raise ValueError(f"lr is at least 0, got {lr}")
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(f'on_nonfinite is "raise" or "skip", got {on_nonfinite!r}')
+        self.solver = BlockDescentSolver() if solver is None else solver
+        self.on_nonfinite = on_nonfinite
+        self.keep_grad = keep_grad
+        defaults = {
+            "lr": lr,
+            "target_rms": target_rms,
+            "rows": rows,
+            "clamp": clamp,
+            "seed": seed,
+            "step": 0,
+            "skipped": 0,
+        }
+        super().__init__(params, defaults)
+
+    @classmethod
+    def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
+        """The paper to the letter: its rows, its target, no clamp, and the problem solved exactly.
+
+        Args:
+            params: Latent weights, as for the class.
+            lr: Learning rate α.
+            solver: Another solver, for layers too wide to solve exactly (beyond about 60 inputs).
+        """
+        return cls(
+            params,
+            lr,
+            solver=ExactSolver() if solver is None else solver,
+            target_rms=None,
+            rows="normalized",
+            clamp=None,
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if group["target_rms"] is not None and not group["target_rms"] > 0:
+            raise ValueError(f"target_rms is positive or None, got {group['target_rms']}")
+        if group["rows"] not in ("uniform", "normalized"):
+            raise ValueError(f'rows is "uniform" or "normalized", got {group["rows"]!r}')
+        for weight in group["params"]:
+            start_recording(weight, self.keep_grad)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients and the records of all weights."""
+        super().zero_grad(set_to_none)
+        self._forget()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Project every layer's gradient onto spins and move its weights; consumes the records."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        layers = self._layers()
+        first = self.param_groups[0]
+        if self._finite(layers):
+            problems = [[_problem(record, group) for record in records] for group, _, records in layers]
+            seed = derive_seed(first["seed"], first["step"])
+            solutions = iter(self.solver.solve_all([p for parts in problems for p in parts], seed=seed))
+            for (group, weight, _), parts in zip(layers, problems, strict=True):
+                moves = [_movement(p, next(solutions), group) for p in parts]
+                move = moves[0] if len(moves) == 1 else torch.cat(moves)  # (m, n)
+                weight.add_(move.view_as(weight), alpha=-float(group["lr"]))
+                if group["clamp"] is not None:
+                    weight.clamp_(-group["clamp"], group["clamp"])
+        else:
+            first["skipped"] += 1
+        first["step"] += 1
+        self._forget()
+        return loss
+
+    def _layers(self) -> list[tuple[dict[str, Any], Tensor, list[LayerRecord]]]:
+        """Group, weight and record (one for each group of channels) of every weight that trains."""
+        layers = []
+        for group in self.param_groups:
+            for i, weight in enumerate(group["params"]):
+                if weight.requires_grad:
+                    record = record_of(weight)
+                    records = record.layers() if record is not None else []
+                    if not records or not len(records[0].x):
+                        raise RuntimeError(_missing(_name(group, i), empty=bool(records)))
+                    layers.append((group, weight, records))
+        return layers
+
+    def _finite(self, layers: list[tuple[dict[str, Any], Tensor, list[LayerRecord]]]) -> bool:
+        for group, weight, records in layers:
+            if not all(record.is_finite() for record in records):
+                if self.on_nonfinite == "skip":
+                    return False
+                index = next(i for i, w in enumerate(group["params"]) if w is weight)
+                raise FloatingPointError(
+                    f"{_name(group, index)}: the layer's input or output gradient is not finite; look for "
+                    'an overflow in the loss or a lower layer, or pass on_nonfinite="skip"'
+                )
+        return True
+
+    def _forget(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if (record := record_of(weight)) is not None:
+                    record.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad")}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a copied weight has lost its record
+            for weight in group["params"]:
+                start_recording(weight, self.keep_grad)
+
+
+def _problem(record: LayerRecord, group: dict[str, Any]) -> BinaryLeastSquares:
+    return BinaryLeastSquares.from_record(record, group["rows"], group["target_rms"])
+
+
+def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)
+    """The spins of each unit, and zero for a unit that has no target to move to."""
+    spins = solution.spins.T
+    live = problem.V.any(0)
+    return spins if group["target_rms"] is None or live.all() else spins * live[:, None]
+
+
+def _name(group: dict[str, Any], index: int) -> str:
+    if "param_names" in group:
+        return f"layer {group['param_names'][index].removesuffix('.weight')!r}"
+    return f"layer {index} (weight of shape {tuple(group['params'][index].shape)})"
+
+
+def _missing(name: str, empty: bool) -> str:
+    if empty:
+        return f"{name}: the record has no rows; the batch was empty"
+    return (
+        f"{name}: no backward pass has left a record since the last step. Expected: the weight of a binary "
+        "layer (binary_parameters(model)) in training mode (model.train()), used in the forward pass, and "
+        "loss.backward() before step(). A weight that should rest has requires_grad=False."
+    )

@@ -1,0 +1,99 @@
+"""Inner loops over single spins, compiled by numba where the ``fast`` extra is installed."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy.typing as npt
+
+HAS_NUMBA = find_spec("numba") is not None
+Array = npt.NDArray[Any]
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` compiled at its first call and cached on disk; as it is without numba."""
+    if not HAS_NUMBA:
+        return function
+    import numba
+
+    return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+
+
+def descend_block(K: Array, F: Array, S: Array, D: Array) -> None:
+    """Set the spins of a block one after the other, each to the sign of its field, in every unit.
+
+    Args:
+        K: Couplings ``Z_bᵀZ_b`` of the block, shape ``(b, b)``.
+        F: Fields ``R Z_b`` of the block, shape ``(m, b)``; overwritten.
+        S: Spins of the block (zero where none is set yet), shape ``(m, b)``; updated.
+        D: Receives the change of ``S``.
+    """
+    units, size = F.shape
+    for j in range(units):
+        for i in range(size):
+            old = S[j, i]
+            new = 1 if F[j, i] + K[i, i] * old >= 0 else -1
+            D[j, i] = new - old
+            if new != old:
+                S[j, i] = new
+                change = D[j, i]
+                for k in range(i + 1, size):
+                    F[j, k] -= change * K[i, k]
+
+
+def decode(
+    R: Array, u: Array, best: Array, radius: float, max_nodes: int, state: Array, spins: Array, gap: Array
+) -> tuple[float, int, bool]:
+    """Schnorr-Euchner search for the spins nearest to ``u``: ``min ‖u - R g‖²``, ``R`` upper triangular.
+
+    Depth first from the last coordinate, the nearer spin first, cutting every branch whose partial
+    distance reaches ``radius``. Its place is kept in ``state``, ``spins`` and ``gap``, so a search that
+    stops at ``max_nodes`` can go on where it was.
+
+    Args:
+        R: Upper triangular factor, shape ``(n, n)``.
+        u: Rotated target, shape ``(n,)``.
+        best: Spins of the best point so far, shape ``(n,)``; updated.
+        radius: Squared distance of ``best``.
+        max_nodes: Return after this many nodes.
+        state: Spins left to try at each level (2, 1 or 0), shape ``(n + 1,)``; entry ``n`` is the level.
+        spins: Spins of the current path, shape ``(n,)``.
+        gap: ``gap[k]`` is the squared distance of levels ``k`` and above, shape ``(n + 1,)``.
+
+    Returns:
+        The radius, the number of nodes visited, and whether the search has ended.
+    """
+    n = len(u)
+    level = state[n]
+    nodes = 0
+    while level < n:
+        if state[level] == 0:  # both spins tried: back up
+            state[level] = 2
+            level += 1
+            continue
+        if nodes >= max_nodes:
+            state[n] = level
+            return radius, nodes, False
+        nodes += 1
+        rest = u[level]
+        for k in range(level + 1, n):
+            rest -= R[level, k] * spins[k]
+        if state[level] == 2:
+            spins[level] = 1.0 if rest * R[level, level] >= 0 else -1.0
+        else:
+            spins[level] = -spins[level]
+        state[level] -= 1
+        rest -= R[level, level] * spins[level]
+        distance = gap[level + 1] + rest * rest
+        if distance >= radius:
+            state[level] = 0  # the other spin is farther still
+        elif level == 0:
+            radius = distance
+            best[:] = spins
+        else:
+            gap[level] = distance
+            level -= 1
+    state[n] = n
+    return radius, nodes, True

@@ -1,0 +1,96 @@
+"""Checks for anyone's solver: the contract that the optimizer relies on."""
+
+import torch
+
+from spinstep.problem import BinaryLeastSquares
+from spinstep.solvers.base import Solver
+
+
+def random_problem(
+    r: int, n: int, m: int, seed: int, rank: int | None = None, dtype: torch.dtype = torch.float32
+) -> BinaryLeastSquares:
+    """Gaussian ``Z`` (of a given rank) and noise targets about as large as what spins can reach."""
+    generator = torch.Generator().manual_seed(seed)
+    Z = torch.randn(r, n, generator=generator, dtype=torch.float64)
+    if rank is not None:
+        Z = torch.randn(r, rank, generator=generator, dtype=torch.float64) @ Z[:rank]
+    V = torch.randn(r, m, generator=generator, dtype=torch.float64)
+    return BinaryLeastSquares(Z.to(dtype) / n**0.5, V.to(dtype))
+
+
+def check_solver(solver: Solver, *, max_spins: int = 24) -> None:
+    """Raise an ``AssertionError`` that says which part of the contract a solver breaks.
+
+    Spins are -1 or +1 in the problem's shape, dtype and device; the energy is theirs; equal seeds give
+    equal answers; the problem and torch's global generator are left alone; no energy lies below the
+    lower bound; ``solve_all`` answers every problem in order; and where every spin decides for itself
+    the answer is ``sign(Zᵀv)``.
+
+    Args:
+        solver: The solver to test.
+        max_spins: Largest fan-in to try, for solvers with a limit.
+
+    Example:
+        >>> from spinstep.solvers import SignSolver
+        >>> check_solver(SignSolver())
+    """
+    n = max_spins
+    problems = {
+        "a single spin": random_problem(1, 1, 1, seed=1),
+        "more rows than spins": random_problem(2 * n, n // 2, 3, seed=2),
+        "fewer rows than spins": random_problem(n // 3, n, 2, seed=3),
+        "dependent inputs": random_problem(n, n, 2, seed=4, rank=n // 3),
+        "double precision": random_problem(5, 6, 2, seed=5, dtype=torch.float64),
+        "an input that is always zero": _with_zero_input(random_problem(6, 5, 2, seed=6)),
+        "a target of zero": BinaryLeastSquares(random_problem(4, 3, 1, seed=7).Z, torch.zeros(4, 2)),
+    }
+    for name, problem in problems.items():
+        _check_one(solver, problem, f"{type(solver).__name__} on {name}")
+    _check_independent_spins(solver, min(n, 8))
+    answers = solver.solve_all(list(problems.values()), seed=3)
+    shapes = [tuple(answer.spins.shape) for answer in answers]
+    expected = [(p.num_spins, p.num_units) for p in problems.values()]
+    assert shapes == expected, f"solve_all: expected spins of shapes {expected}, got {shapes}"
+
+
+def _check_one(solver: Solver, problem: BinaryLeastSquares, where: str) -> None:
+    Z, V, generator = problem.Z.clone(), problem.V.clone(), torch.get_rng_state()
+    solution = solver.solve(problem, seed=7)
+    assert torch.equal(problem.Z, Z), f"{where}: the solver changed Z"
+    assert torch.equal(problem.V, V), f"{where}: the solver changed V"
+    spins = solution.spins
+    expected = (problem.num_spins, problem.num_units)
+    assert tuple(spins.shape) == expected, f"{where}: spins have shape {tuple(spins.shape)}, not {expected}"
+    assert spins.dtype == Z.dtype, f"{where}: spins are {spins.dtype}, the problem is {Z.dtype}"
+    assert spins.device == Z.device, f"{where}: spins are on {spins.device}, the problem on {Z.device}"
+    assert bool((spins.abs() == 1).all()), f"{where}: spins other than -1 and +1"
+    torch.testing.assert_close(
+        solution.energy,
+        problem.energy(spins),
+        rtol=1e-4,
+        atol=1e-5,
+        msg=lambda m: f"{where}: energy is not that of the spins\n{m}",
+    )
+    true_energy = problem.double().energy(spins.double())
+    below = true_energy < problem.lower_bound() * (1 - 1e-9)
+    assert not bool(below.any()), f"{where}: an energy below the lower bound"
+    again = solver.solve(problem, seed=7).spins
+    assert torch.equal(spins, again), f"{where}: equal seeds gave different spins"
+    untouched = torch.equal(torch.get_rng_state(), generator)
+    assert untouched, f"{where}: the solver drew from torch's global generator"
+
+
+def _check_independent_spins(solver: Solver, n: int) -> None:
+    problem = random_problem(n, n, 4, seed=8)
+    Q, _ = torch.linalg.qr(problem.Z)
+    fields = Q.T @ problem.V
+    fields = fields + 0.5 * torch.where(fields >= 0, 1.0, -1.0)  # no field too weak for an annealer
+    spins = solver.solve(BinaryLeastSquares(Q, Q @ fields), seed=9).spins
+    expected = torch.where(fields >= 0, 1.0, -1.0)
+    assert torch.equal(spins, expected), "orthonormal Z: the answer is sign(Zᵀv), got other spins"
+
+
+def _with_zero_input(problem: BinaryLeastSquares) -> BinaryLeastSquares:
+    Z = problem.Z.clone()
+    Z[:, 0] = 0
+    return BinaryLeastSquares(Z, problem.V)

@@ -1,0 +1,373 @@
+import copy
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, LayerRecord, binary_parameters
+from spinstep.layers import spins_of
+from spinstep.record import record_of
+from spinstep.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(BinaryLinear(6, 5), nn.Hardtanh(), BinaryLinear(5, 3))
+
+
+def batch(rows=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 6, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+def backward(model, rows=8, seed=0):
+    x, y = batch(rows, seed)
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
+
+
+def weights_of(model):
+    return [weight.detach().clone() for _, weight in binary_parameters(model)]
+
+
+class Spy(Solver):
+    """Hands on to the exact solver and remembers what it was asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def solve(self, problem, *, seed=0):
+        self.calls.append((problem, seed))
+        return ExactSolver().solve(problem, seed=seed)
+
+
+def test_a_step_moves_every_weight_by_lr_against_the_projected_spins():
+    model = small_model()
+    before = weights_of(model)
+    optimizer = QPSBGD(binary_parameters(model), lr=0.002, solver=ExactSolver())
+    backward(model)
+    records = [record_of(w).layers()[0] for _, w in binary_parameters(model)]
+    optimizer.step()
+    for old, (_, new), record in zip(before, binary_parameters(model), records, strict=True):
+        problem = BinaryLeastSquares.from_record(record, target_rms=1.0)
+        spins = ExactSolver().solve(problem).spins.T
+        torch.testing.assert_close(new.detach(), old - 0.002 * spins)
+
+
+def test_as_published_solves_the_papers_problem():
+    model = small_model()
+    before = weights_of(model)
+    optimizer = QPSBGD.as_published(binary_parameters(model), lr=3.0)
+    backward(model)
+    records = [record_of(w).layers()[0] for _, w in binary_parameters(model)]
+    optimizer.step()
+    for old, (_, new), record in zip(before, binary_parameters(model), records, strict=True):
+        Z = record.x / record.x.norm(dim=1, keepdim=True) ** 2
+        every = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * record.x.shape[1])
+        for unit, v in enumerate(record.grad.T):
+            best = every[(every @ Z.T - v).square().sum(1).argmin()]
+            torch.testing.assert_close(new.detach()[unit], old[unit] - 3.0 * best)  # and no clamp
+
+
+def test_a_very_large_target_gives_the_sign_of_the_gradient_bit_for_bit():
+    model = small_model()
+    twin = copy.deepcopy(model)
+    QP = QPSBGD(binary_parameters(model), target_rms=1e9)
+    sign = QPSBGD(binary_parameters(twin), solver=SignSolver())
+    for step in range(5):
+        for net, optimizer in ((model, QP), (twin, sign)):
+            backward(net, seed=step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), weights_of(twin), strict=True))
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.3, 7.0])
+def test_the_fixed_point_theorem(lr):
+    """A point with -Π = s keeps its signs under any positive lr; a point without leaves."""
+    torch.manual_seed(1)
+    x = torch.randn(40, 4)
+    teacher = torch.tensor([[1.0, -1.0, -1.0, 1.0]])
+    target = 10 * x @ teacher.T  # every spin should grow without end
+
+    def run(start, steps):
+        layer = BinaryLinear(4, 1, scale=False)
+        layer.weight.data.copy_(start)
+        optimizer = QPSBGD.as_published(binary_parameters(layer), lr=lr)
+        signs = []
+        for _ in range(steps):
+            (0.5 * (layer(x) - target).square().sum()).backward()
+            (record,) = record_of(layer.weight).layers()
+            problem = BinaryLeastSquares.from_record(record, rows="normalized")
+            projected = ExactSolver().solve(problem).spins.T
+            optimizer.step()
+            signs.append((projected, spins_of(layer.weight.detach())))
+        return signs
+
+    for projected, signs in run(teacher * 0.5, 20):
+        assert torch.equal(-projected, teacher)
+        assert torch.equal(signs, teacher)
+    stranger = teacher * torch.tensor([[1.0, 1.0, -1.0, 1.0]])
+    path = run(stranger * 0.5 * lr, 20)
+    assert not torch.equal(-path[0][0], stranger)
+    assert torch.equal(path[-1][1], teacher)
+
+
+def test_all_layers_reach_the_solver_together_with_seeds_of_their_own():
+    class Together(Spy):
+        def solve_all(self, problems, *, seed=0):
+            self.batches = [*getattr(self, "batches", []), len(problems)]
+            return super().solve_all(problems, seed=seed)
+
+    solver = Together()
+    model = nn.Sequential(BinaryConv2d(2, 4, 2, groups=2), nn.Hardtanh(), nn.Flatten(), BinaryLinear(16, 3))
+    optimizer = QPSBGD(binary_parameters(model), solver=solver, seed=5)
+    for _ in range(2):
+        model(torch.randn(4, 2, 3, 3)).square().sum().backward()
+        optimizer.step()
+    assert solver.batches == [3, 3]  # two groups of the convolution, one linear layer
+    assert len({seed for _, seed in solver.calls}) == 6
+
+
+def test_grouped_convolutions_update_the_weights_of_their_group():
+    torch.manual_seed(0)
+    layer = BinaryConv2d(4, 6, 2, groups=2)
+    before = layer.weight.detach().clone()
+    optimizer = QPSBGD(binary_parameters(layer), lr=0.01, solver=ExactSolver())
+    layer(torch.randn(3, 4, 4, 4)).square().sum().backward()
+    records = record_of(layer.weight).layers()
+    optimizer.step()
+    for group, record in enumerate(records):
+        spins = ExactSolver().solve(BinaryLeastSquares.from_record(record, target_rms=1.0)).spins
+        part = slice(3 * group, 3 * group + 3)
+        expected = before[part] - 0.01 * spins.T.view(3, 2, 2, 2)
+        torch.testing.assert_close(layer.weight.detach()[part], expected)
+
+
+def test_accumulated_batches_equal_one_large_batch():
+    x, y = batch(12)
+    results = []
+    for chunks in (1, 3):
+        model = small_model()
+        optimizer = QPSBGD(binary_parameters(model))
+        for part, labels in zip(x.chunk(chunks), y.chunk(chunks), strict=True):
+            (nn.functional.cross_entropy(model(part), labels) / chunks).backward()
+        optimizer.step()
+        results.append(weights_of(model))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_units_without_a_gradient_rest_and_as_published_moves_them():
+    for published in (False, True):
+        layer = BinaryLinear(4, 2)
+        before = layer.weight.detach().clone()
+        params = binary_parameters(layer)
+        optimizer = QPSBGD.as_published(params, lr=0.1) if published else QPSBGD(params, lr=0.1)
+        layer(torch.randn(5, 4))[:, 0].sum().backward()
+        optimizer.step()
+        moved = (layer.weight.detach() - before).abs() > 0.05
+        assert moved[0].all()
+        assert moved[1].all() == published
+
+
+def test_parameter_groups_have_settings_of_their_own():
+    model = small_model()
+    first, second = binary_parameters(model)
+    before = weights_of(model)
+    optimizer = QPSBGD(
+        [{"params": [first], "lr": 0.5, "clamp": 0.25}, {"params": [second], "target_rms": 3.0}], lr=0.001
+    )
+    backward(model)
+    optimizer.step()
+    assert first[1].abs().max() == 0.25
+    torch.testing.assert_close((second[1] - before[1]).abs(), torch.full((3, 5), 0.001))
+
+
+def test_schedulers_and_closures_work_as_with_any_optimizer():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+
+    def closure():
+        optimizer.zero_grad()
+        return backward(model)
+
+    losses = []
+    for _ in range(10):
+        losses.append(optimizer.step(closure).item())
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0)
+    assert losses[-1] < losses[0]
+
+
+def test_a_model_and_its_optimizer_can_be_copied_together():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), solver=ExactSolver(), seed=3)
+    backward(model)
+    optimizer.step()
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    for net, opt in ((model, optimizer), (twin, twin_optimizer)):
+        backward(net, seed=9)
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), weights_of(twin), strict=True))
+    assert twin_optimizer.param_groups[0]["params"][0] is twin[0].weight
+
+
+CONTINUE = """
+    import sys
+    import torch
+    from torch import nn
+    from spinstep import QPSBGD, BinaryLinear, binary_parameters
+    from spinstep.solvers import BlockDescentSolver
+
+    def run(model, optimizer, scheduler, steps):
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+    def setup():
+        torch.manual_seed(0)
+        model = nn.Sequential(BinaryLinear(6, 80), nn.Hardtanh(), BinaryLinear(80, 3))
+        solver = BlockDescentSolver(num_reads=4)  # random starts: the seeds matter
+        optimizer = QPSBGD(binary_parameters(model), lr=0.01, solver=solver, seed=11)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+        return model, optimizer, scheduler
+
+    if __name__ == "__main__":
+        parts = setup()
+        for part, state in zip(parts, torch.load(sys.argv[1], weights_only=True)):
+            part.load_state_dict(state)
+        run(*parts, range(20, 40))
+        torch.save(parts[0].state_dict(), sys.argv[2])
+"""
+
+
+def test_twenty_steps_after_a_checkpoint_in_a_new_process_are_the_same_bit_for_bit(tmp_path):
+    script = tmp_path / "resume.py"
+    script.write_text(textwrap.dedent(CONTINUE))
+    scope = {"__name__": "resume"}
+    exec(textwrap.dedent(CONTINUE), scope)
+    parts = scope["setup"]()
+    scope["run"](*parts, range(20))
+    torch.save([copy.deepcopy(part.state_dict()) for part in parts], tmp_path / "checkpoint.pt")
+    scope["run"](*parts, range(20, 40))
+    subprocess.run([sys.executable, script, tmp_path / "checkpoint.pt", tmp_path / "resumed.pt"], check=True)
+    resumed = torch.load(tmp_path / "resumed.pt", weights_only=True)
+    for name, weight in parts[0].state_dict().items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda m: None, RuntimeError, "layer '0': no backward pass has left a record"),
+        (lambda m: backward(m.eval()), RuntimeError, "training mode"),
+        (lambda m: backward(m, rows=0), RuntimeError, "layer '0': the record has no rows"),
+        (lambda m: m[2](m[0].weight.detach()[:, :5]).sum().backward(), RuntimeError, "layer '0'"),
+        (lambda m: (m(batch()[0]).sum() * torch.nan).backward(), FloatingPointError, "layer '0'.*not finite"),
+    ],
+)
+def test_a_bad_record_names_the_layer_and_moves_nothing(spoil, error, message):
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model))
+    before = weights_of(model)
+    spoil(model)
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), before, strict=True))
+
+
+def test_skipping_leaves_the_weights_and_counts():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), on_nonfinite="skip")
+    before = weights_of(model)
+    (model(batch()[0]).sum() * torch.inf).backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(model), before, strict=True))
+    assert optimizer.param_groups[0]["skipped"] == 1
+    backward(model)
+    optimizer.step()
+    assert optimizer.param_groups[0]["skipped"] == 1
+    assert not torch.equal(weights_of(model)[0], before[0])
+
+
+def test_without_names_the_error_gives_index_and_shape():
+    model = small_model()
+    optimizer = QPSBGD([weight for _, weight in binary_parameters(model)])
+    with pytest.raises(RuntimeError, match=r"layer 0 \(weight of shape \(5, 6\)\)"):
+        optimizer.step()
+
+
+def test_zero_grad_forgets_the_record_and_step_consumes_it():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model))
+    backward(model)
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="no backward pass"):
+        optimizer.step()
+    backward(model)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="no backward pass"):
+        optimizer.step()
+
+
+def test_frozen_weights_rest():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model))
+    model[0].weight.requires_grad_(False)
+    before = weights_of(model)
+    backward(model)
+    optimizer.step()
+    after = weights_of(model)
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+def test_double_precision_trains_in_double_precision():
+    model = small_model().double()
+    optimizer = QPSBGD(binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2))
+    x, y = batch()
+    nn.functional.cross_entropy(model(x.double()), y).backward()
+    optimizer.step()
+    assert model[0].weight.dtype == torch.float64
+
+
+def test_wrong_arguments_are_explained():
+    params = binary_parameters(small_model())
+    with pytest.raises(ValueError, match="lr is at least 0, got -1"):
+        QPSBGD(params, lr=-1)
+    with pytest.raises(ValueError, match="target_rms is positive or None, got 0"):
+        QPSBGD(params, target_rms=0)
+    with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
+        QPSBGD(params, rows="equal")
+    with pytest.raises(ValueError, match='"raise" or "skip", got \'ignore\''):
+        QPSBGD(params, on_nonfinite="ignore")
+
+
+def test_any_solver_of_an_outside_author_will_do():
+    class AlwaysUp(Solver):
+        def solve(self, problem, *, seed=0):
+            spins = torch.ones(problem.num_spins, problem.num_units)
+            return Solution(spins, problem.energy(spins))
+
+    model = small_model()
+    before = weights_of(model)
+    optimizer = QPSBGD(binary_parameters(model), lr=0.002, solver=AlwaysUp())
+    backward(model)
+    optimizer.step()
+    for old, new in zip(before, weights_of(model), strict=True):
+        torch.testing.assert_close(new, old - 0.002)
+
+
+def test_a_record_of_two_matrices_is_all_the_method_needs():
+    """The binary map without a model: the heart of the step as a pure function."""
+    record = LayerRecord(torch.eye(3), torch.tensor([[0.2], [-0.1], [0.4]]))
+    problem = BinaryLeastSquares.from_record(record, target_rms=1.0)
+    assert ExactSolver().solve(problem).spins.T.tolist() == [[1.0, -1.0, 1.0]]

@@ -1,0 +1,130 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spinstep import BinaryLeastSquares, LayerRecord
+from spinstep.problem import jacobian, reachable_target
+from spinstep.solvers import ExactSolver
+from spinstep.testing import random_problem
+
+
+def all_spins(n):
+    return torch.tensor(list(itertools.product((-1.0, 1.0), repeat=n)), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n", range(1, 11))
+def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
+    problem = random_problem(r=4, n=n, m=2, seed=n, dtype=torch.float64)
+    every = all_spins(n)
+    for unit in range(2):
+        expected = (problem.V[:, unit] - every @ problem.Z.T).square().sum(1)
+        repeated = BinaryLeastSquares(problem.Z, problem.V[:, [unit]].expand(-1, len(every)))
+        torch.testing.assert_close(repeated.energy(every.T), expected)
+        h, J, offset = problem.to_ising(unit)
+        ising = every @ h + ((every @ J) * every).sum(1) + offset
+        torch.testing.assert_close(ising, expected)
+        bqm = problem.to_bqm(unit)
+        assert list(bqm.variables) == list(range(n))
+        torch.testing.assert_close(torch.from_numpy(bqm.energies(every.numpy())), expected)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_compression_keeps_every_energy(rank):
+    problem = random_problem(r=40, n=8, m=3, seed=0, rank=rank)
+    small = problem.compressed()
+    assert small.Z.shape == (8, 8)
+    for seed in range(20):
+        G = torch.randint(2, (8, 3), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+        torch.testing.assert_close(small.energy(G), problem.energy(G))
+    h, J, offset = problem.to_ising(1)
+    torch.testing.assert_close(small.to_ising(1), (h, J, offset), rtol=1e-4, atol=1e-4)
+    assert small.compressed() is small
+
+
+def test_compression_survives_nearly_dependent_patches():
+    """Sixteen copies of one image differ by 1e-4: a Cholesky factor would not exist."""
+    torch.manual_seed(0)
+    Z = torch.randn(2000, 1) + 1e-4 * torch.randn(2000, 16)
+    problem = BinaryLeastSquares(Z, torch.randn(2000, 4))
+    G = torch.randint(2, (16, 4)) * 2.0 - 1
+    torch.testing.assert_close(problem.compressed().energy(G), problem.energy(G))
+
+
+@pytest.mark.parametrize("r", [3, 8, 30])
+def test_the_lower_bound_is_never_above_the_proven_optimum(r):
+    """1,008 units in all: 28 seeds of four kinds at each number of rows, three units each."""
+    solver = ExactSolver()
+    for seed in range(28):
+        for rank, scale in ((None, 1.0), (2, 1.0), (None, 0.05), (None, 30.0)):
+            problem = random_problem(r, 10, 3, seed=seed, rank=rank, dtype=torch.float64)
+            problem = BinaryLeastSquares(problem.Z, problem.V * scale)
+            optimum = problem.energy(solver.solve(problem).spins)
+            bound = problem.lower_bound(max_iterations=100)
+            assert (bound <= optimum).all()
+            assert (bound >= 0).all()
+
+
+def test_the_lower_bound_meets_the_optimum_where_spins_are_independent():
+    problem = BinaryLeastSquares(torch.eye(6), 3 * torch.randn(6, 4, generator=torch.manual_seed(0)).sign())
+    optimum = problem.energy(problem.V.sign()).double()
+    bound = problem.lower_bound()
+    assert (bound <= optimum).all()
+    torch.testing.assert_close(bound, optimum, rtol=1e-9, atol=0)
+
+
+def test_the_lower_bound_holds_however_early_it_stops():
+    problem = random_problem(20, 12, 5, seed=1, dtype=torch.float64)
+    optimum = ExactSolver().solve(problem).energy
+    bounds = [problem.lower_bound(max_iterations=k) for k in (1, 11, 101, 1001)]
+    for bound in bounds:
+        assert (bound <= optimum).all()
+    assert bounds[-1].sum() > bounds[0].sum()
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_the_problem_does_not_know_in_which_units_inputs_and_loss_are_measured(a, b, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    grad = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    one = BinaryLeastSquares.from_record(LayerRecord(x, grad), target_rms=1.0)
+    other = BinaryLeastSquares.from_record(LayerRecord(a * x, b * grad), target_rms=1.0)
+    torch.testing.assert_close(one.Z, other.Z)
+    torch.testing.assert_close(one.V, other.V)
+
+
+def test_uniform_rows_reach_one_and_published_rows_are_the_normalised_jacobian():
+    x = torch.tensor([[1.0, -1.0, 1.0, 1.0]])
+    assert (jacobian(x, "uniform") @ x.T).item() == pytest.approx(1)
+    x = torch.randn(6, 4, generator=torch.manual_seed(0))
+    expected = torch.stack([row / row.norm() ** 2 for row in x])
+    torch.testing.assert_close(jacobian(x, "normalized"), expected)
+    with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
+        jacobian(x, "equal")
+
+
+def test_targets_have_the_asked_root_mean_square_and_zero_stays_zero():
+    grad = torch.randn(50, 4, generator=torch.manual_seed(0)) * torch.tensor([1.0, 1e-22, 1e-6, 0.0])
+    target = reachable_target(grad[:, [0, 2, 3]], 0.7)
+    rms = target.square().mean(0).sqrt()
+    torch.testing.assert_close(rms, torch.tensor([0.7, 0.7, 0.0]))
+    tiny = reachable_target(grad[:, [1]], 0.7)
+    torch.testing.assert_close(tiny.square().mean(0).sqrt(), torch.tensor([0.7]))
+    assert reachable_target(grad, None) is grad
+    assert torch.equal(reachable_target(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+
+
+def test_rows_without_a_gradient_are_left_out_of_uniform_problems_alone():
+    x, grad = torch.randn(4, 3), torch.randn(4, 2)
+    grad[1] = 0
+    record = LayerRecord(x, grad)
+    assert len(BinaryLeastSquares.from_record(record).Z) == 3
+    assert len(BinaryLeastSquares.from_record(record, rows="normalized").Z) == 4
+
+
+def test_wrong_shapes_are_explained():
+    with pytest.raises(ValueError, match=r"equally many rows, got shapes \(3, 2\) and \(4, 1\)"):
+        BinaryLeastSquares(torch.zeros(3, 2), torch.zeros(4, 1))

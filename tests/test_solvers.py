@@ -1,0 +1,240 @@
+import itertools
+
+import dimod
+import pytest
+import torch
+from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spinstep import BinaryLeastSquares
+from spinstep.solvers import (
+    BlockDescentSolver,
+    DimodSolver,
+    ExactSolver,
+    SignSolver,
+    Solution,
+    Solver,
+    derive_seed,
+)
+from spinstep.solvers._kernels import HAS_NUMBA
+from spinstep.testing import check_solver, random_problem
+
+SOLVERS = {
+    "sign": SignSolver(),
+    "descent": BlockDescentSolver(),
+    "error feedback": BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=4),
+    "descent in torch": BlockDescentSolver(num_sweeps=3, num_reads=2, backend="torch"),
+    "exact": ExactSolver(),
+    "annealing": DimodSolver(SimulatedAnnealingSampler(), num_reads=4, num_sweeps=50),
+    "tabu": DimodSolver(TabuSampler(), timeout=2, num_restarts=1),
+    "steepest descent": DimodSolver(SteepestDescentSolver(), num_reads=2),
+}
+BACKENDS = ["torch", *(["numba"] if HAS_NUMBA else [])]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_solver_keeps_the_contract(name):
+    check_solver(SOLVERS[name])
+
+
+class Broken(Solver):
+    def __init__(self, breaks):
+        self.breaks = breaks
+
+    def solve(self, problem, *, seed=0):
+        spins = SignSolver().solve(problem).spins
+        energy = problem.energy(spins)
+        return self.breaks(problem, spins, energy)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (lambda p, s, e: Solution(s.T, e), "spins have shape"),
+        (lambda p, s, e: Solution(s.half(), e), "spins are torch.float16"),
+        (lambda p, s, e: Solution((s + 1) / 2, e), "other than -1 and"),
+        (lambda p, s, e: Solution(s, e + 1), "energy is not that of the spins"),
+        (lambda p, s, e: Solution(-s, p.energy(-s)), "orthonormal Z"),
+        (lambda p, s, e: (torch.rand(1), Solution(s, e))[1], "global generator"),
+        (lambda p, s, e: (p.V.neg_(), Solution(s, p.energy(s)))[1], "changed V"),
+    ],
+)
+def test_the_contract_catches_a_broken_solver(breaks, message):
+    with pytest.raises(AssertionError, match=message):
+        check_solver(Broken(breaks))
+
+
+def brute_force(problem):
+    every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=problem.num_spins)), dtype=torch.float64)
+    outputs = every @ problem.Z.double().T  # (2^n, r)
+    return torch.stack([(outputs - v).square().sum(1).min() for v in problem.V.double().T])
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_exact_equals_brute_force_on_200_problems(chunk):
+    """Fan-in 1 to 16, more and fewer rows than inputs, a quarter rank-deficient, both algorithms."""
+    solver = ExactSolver()
+    for seed in range(50 * chunk, 50 * chunk + 50):
+        n = 1 + seed % 16
+        r = (n // 2 + 1, n, 2 * n)[seed % 3]
+        rank = max(1, min(r, n) // 2) if seed % 4 == 0 else None
+        problem = random_problem(r, n, 1, seed=seed, rank=rank, dtype=torch.float64)
+        solution = solver.solve(problem)
+        assert solution.info["proved"].all()
+        torch.testing.assert_close(solution.energy, brute_force(problem), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="needs the extra fast")
+@pytest.mark.parametrize("r", [60, 100])
+def test_exact_proves_sixty_spins_with_noise_targets_within_a_second(r):
+    solver = ExactSolver(time_limit=1.0)
+    solver.solve(random_problem(14, 14, 1, seed=0))  # compile
+    for seed in range(5):
+        solution = solver.solve(random_problem(r, 60, 1, seed=seed, dtype=torch.float64))
+        assert solution.info["proved"].all(), f"seed {seed}: {solution.info}"
+
+
+def test_exact_says_when_a_limit_kept_it_from_a_proof():
+    problem = random_problem(40, 40, 2, seed=0)
+    for solver in (ExactSolver(max_nodes=3), ExactSolver(time_limit=1e-9)):
+        solution = solver.solve(problem)
+        assert not solution.info["proved"].any()
+        assert (solution.spins.abs() == 1).all()
+
+
+def plain_descent(Z, v, num_sweeps):
+    """Coordinate descent from zero, as it is written on paper: one unit, one spin, double precision."""
+    Z, v = Z.double(), v.double()
+    g, residual = torch.zeros(Z.shape[1], dtype=torch.float64), v.clone()
+    for _ in range(num_sweeps):
+        for i in range(Z.shape[1]):
+            z = Z[:, i]
+            field = z @ residual + (z @ z) * g[i]
+            new = 1.0 if field >= 0 else -1.0
+            residual = residual - z * (new - g[i])
+            g[i] = new
+    return g
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("r", "n", "m"), [(5, 8, 3), (30, 17, 4), (12, 65, 2), (40, 100, 3)])
+@pytest.mark.parametrize("num_sweeps", [1, 2, 4])
+def test_descent_is_the_plain_loop(backend, r, n, m, num_sweeps):
+    problem = random_problem(r, n, m, seed=n, dtype=torch.float64)
+    solver = BlockDescentSolver(num_sweeps=num_sweeps, num_reads=1, block_size=1, backend=backend)
+    expected = torch.stack([plain_descent(problem.Z, v, num_sweeps) for v in problem.V.T], 1)
+    assert torch.equal(solver.solve(problem).spins, expected)
+    single = BinaryLeastSquares(problem.Z.float(), problem.V.float())
+    assert (solver.solve(single).spins == expected).double().mean() > 0.99
+
+
+def test_error_feedback_is_the_plain_loop_over_blocks():
+    problem = random_problem(12, 50, 3, seed=0, dtype=torch.float64)
+    residual, expected = problem.V.clone(), []
+    for z in problem.Z.split(16, 1):
+        expected.append(torch.where(z.T @ residual >= 0, 1.0, -1.0).double())
+        residual -= z @ expected[-1]
+    solution = BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=16).solve(problem)
+    assert torch.equal(solution.spins, torch.cat(expected))
+    torch.testing.assert_close(solution.energy, residual.square().sum(0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_further_sweeps_never_raise_the_energy(backend):
+    problem = random_problem(60, 90, 40, seed=0, dtype=torch.float64)
+    energies = [
+        BlockDescentSolver(num_sweeps=k, backend=backend).solve(problem).energy for k in (1, 2, 3, 6, 12)
+    ]
+    for before, after in itertools.pairwise(energies):
+        assert (after <= before + 1e-9).all()
+    assert (energies[-1] < energies[0]).any()
+
+
+def test_restarts_find_the_optimum_of_small_layers_more_often():
+    problem = random_problem(40, 20, 64, seed=0)
+    optimum = ExactSolver().solve(problem).energy
+    found = {
+        reads: (BlockDescentSolver(num_reads=reads).solve(problem).energy < optimum * 1.00001).float().mean()
+        for reads in (1, 8, 64)
+    }
+    assert found[1] < found[8] < found[64]
+    assert found[64] > 0.95
+
+
+def test_tall_problems_give_the_same_spins_with_and_without_compression():
+    problem = random_problem(400, 20, 30, seed=0, dtype=torch.float64)
+    solver = BlockDescentSolver(num_sweeps=5, num_reads=1, block_size=1)
+    compressed = solver.solve(problem.compressed())
+    assert torch.equal(solver.solve(problem).spins, compressed.spins)
+    torch.testing.assert_close(solver.solve(problem).energy, compressed.energy)
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_orthonormal_z_reduces_to_the_sign_of_the_gradient(seed):
+    problem = random_problem(9, 9, 4, seed=seed, dtype=torch.float64)
+    Q, _ = torch.linalg.qr(problem.Z)
+    rotated = BinaryLeastSquares(Q, problem.V)
+    expected = torch.where(Q.T @ problem.V >= 0, 1.0, -1.0).double()
+    for solver in (SignSolver(), BlockDescentSolver(), ExactSolver()):
+        assert torch.equal(solver.solve(rotated).spins, expected)
+
+
+def test_a_target_far_out_of_reach_gives_the_sign_of_the_fields_bit_for_bit():
+    problem = random_problem(100, 300, 200, seed=0)
+    far = BinaryLeastSquares(problem.Z, problem.V * 1e9)
+    expected = SignSolver().solve(problem).spins
+    for solver in (BlockDescentSolver(), BlockDescentSolver(num_sweeps=3)):
+        assert torch.equal(solver.solve(far).spins, expected)
+
+
+class Shuffled(dimod.Sampler):
+    """Answers with its variables in another order and the best sample last."""
+
+    properties = parameters = None
+
+    def sample(self, bqm, **kwargs):
+        samples = dimod.ExactSolver().sample(bqm)
+        order = list(reversed(list(bqm.variables)))
+        worst_first = sorted(samples.data(), key=lambda d: -d.energy)
+        rows = [[datum.sample[v] for v in order] for datum in worst_first]
+        return dimod.SampleSet.from_samples_bqm((rows, order), bqm)
+
+
+def test_a_sampler_may_answer_in_any_order():
+    problem = random_problem(6, 7, 3, seed=0)
+    spins = DimodSolver(Shuffled()).solve(problem).spins
+    assert torch.equal(spins, ExactSolver().solve(problem).spins)
+
+
+def test_the_seed_reaches_the_sampler_unless_the_user_sets_one():
+    seen = []
+
+    class Spy(SimulatedAnnealingSampler):
+        def sample(self, bqm, **kwargs):
+            seen.append(kwargs["seed"])
+            return super().sample(bqm, **kwargs)
+
+    problem = random_problem(4, 5, 2, seed=0)
+    DimodSolver(Spy()).solve(problem, seed=1)
+    DimodSolver(Spy(), seed=42).solve(problem, seed=1)
+    assert seen == [derive_seed(1, 0), derive_seed(1, 1), 42, 42]
+
+
+def test_wrong_arguments_are_explained():
+    with pytest.raises(ValueError, match="num_sweeps is at least 1, got 0"):
+        BlockDescentSolver(num_sweeps=0)
+    with pytest.raises(ValueError, match='"auto", "numba" or "torch", got \'cuda\''):
+        BlockDescentSolver(backend="cuda")
+    with pytest.raises(ValueError, match="positive number of seconds, got -1"):
+        ExactSolver(time_limit=-1)
+    with pytest.raises(TypeError, match="pass an instance"):
+        DimodSolver("SimulatedAnnealingSampler")
+
+
+def test_derived_seeds_differ_by_place_and_never_change():
+    places = {derive_seed(seed, step) for seed in range(10) for step in range(100)}
+    assert len(places) == 1000
+    assert derive_seed(0, 0) == 1484405855
+    assert all(0 <= seed < 2**31 for seed in places)
