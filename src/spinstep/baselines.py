@@ -16,7 +16,7 @@ class _Wrapped(Optimizer):
     """A torch optimizer, followed by a map that keeps its weights where the method wants them."""
 
     def __init__(self, params: Params, optimizer: type[Optimizer], **kwargs: Any) -> None:
-        self.inner = optimizer(params, **kwargs)  # type: ignore[arg-type]
+        self.inner = optimizer(params, **kwargs)
         self._share()
         for group in self.param_groups:
             for weight in group["params"]:
@@ -31,7 +31,7 @@ class _Wrapped(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with torch.enable_grad():
-            loss = self.inner.step(closure)  # type: ignore[arg-type]
+            loss = self.inner.step(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 self._map_(weight, group)

@@ -23,10 +23,11 @@ class _Sign(torch.autograd.Function):
         return spins_of(x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * (x.abs() <= 1)
+        inside: Tensor = x.abs() <= 1
+        return grad * inside
 
 
 def sign(x: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def sign(x: Tensor) -> Tensor:
         >>> x.grad
         tensor([0., 1., 1., 0.])
     """
-    return _Sign.apply(x)  # type: ignore[no-any-return]
+    return _Sign.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Sign(nn.Module):
@@ -66,7 +67,7 @@ class _BinaryProduct(torch.autograd.Function):
         return layer.product(x, spins)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, spins = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
@@ -104,7 +105,8 @@ class BinaryLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # The record is taken before the scale: V is the gradient of x · sign(Ω).
-        return _BinaryProduct.apply(x, self.weight, self) * self.scale  # type: ignore[no-any-return]
+        product: Tensor = _BinaryProduct.apply(x, self.weight, self)  # type: ignore[no-untyped-call]
+        return product * self.scale
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         raise NotImplementedError

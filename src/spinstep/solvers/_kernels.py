@@ -18,7 +18,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     import numba
 
-    return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+    return numba.njit(cache=True, nogil=True)(function)
 
 
 def descend_block(K: Array, F: Array, S: Array, D: Array) -> None:

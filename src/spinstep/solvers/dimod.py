@@ -11,6 +11,7 @@ from spinstep.solvers.base import Solution, Solver, derive_seed
 
 if TYPE_CHECKING:
     import dimod
+    from dimod.core.sampler import Sampler
 
 
 class DimodSolver(Solver):
@@ -30,7 +31,7 @@ class DimodSolver(Solver):
                 [-1.]])
     """
 
-    def __init__(self, sampler: "dimod.Sampler", **sample_kwargs: Any) -> None:
+    def __init__(self, sampler: "Sampler", **sample_kwargs: Any) -> None:
         if not callable(getattr(sampler, "sample", None)):
             raise TypeError(
                 f"a dimod sampler has a method `sample`, got {sampler!r}; "
