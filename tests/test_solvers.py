@@ -1,4 +1,5 @@
 import itertools
+from types import MappingProxyType
 
 import dimod
 import pytest
@@ -192,7 +193,8 @@ def test_a_target_far_out_of_reach_gives_the_sign_of_the_fields_bit_for_bit():
 class Shuffled(dimod.Sampler):
     """Answers with its variables in another order and the best sample last."""
 
-    properties = parameters = None
+    properties = None
+    parameters = MappingProxyType({})
 
     def sample(self, bqm, **kwargs):
         samples = dimod.ExactSolver().sample(bqm)

@@ -191,7 +191,7 @@ def _problem(record: LayerRecord, group: dict[str, Any]) -> BinaryLeastSquares:
 def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)
     """The spins of each unit, and zero for a unit that has no target to move to."""
     spins = solution.spins.T
-    live = problem.V.any(0)
+    live = problem.V.abs().amax(0) > 0
     return spins if group["target_rms"] is None or live.all() else spins * live[:, None]
 
 

@@ -50,7 +50,7 @@ class BinaryLeastSquares:
         """The problem of one layer's step; see :func:`jacobian` and :func:`reachable_target`."""
         x, grad = record.x, record.grad
         if rows == "uniform":
-            live = grad.any(1)  # nodes outside the training set, patches behind a maximum
+            live = grad.abs().amax(1) > 0  # not a node outside the training set
             if live.any() and not live.all():
                 x, grad = x[live], grad[live]
         return cls(jacobian(x, rows), reachable_target(grad, target_rms))
@@ -148,7 +148,7 @@ def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m
     """
     if target_rms is None:
         return grad
-    peak = grad.abs().max() if grad.numel() else grad.new_zeros(())
+    peak = grad.abs().max()
     if peak == 0:
         return grad
     rms = (grad / peak).square_().mean(0).sqrt_().mul_(peak)  # the peak keeps squares from underflow

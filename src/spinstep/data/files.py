@@ -34,7 +34,7 @@ def fetch(name: str, sha256: str, url: str) -> bytes:
         raise FileNotFoundError(
             f"{name} is neither at {looked} nor to be had from {url} ({error}); "
             "put the file there, or point SPINSTEP_DATA at a folder that has it"
-        ) from error
+        ) from None
     _write_atomically(cache_folder() / name, content)
     return content
 

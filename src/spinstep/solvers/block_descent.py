@@ -31,7 +31,8 @@ class BlockDescentSolver(Solver):
         num_sweeps: Sweeps, the first included. By default 1, or 8 with a fan-in of 64 or less.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 64 or less.
-        block_size: Spins set at once in the first sweep. By default 32, or 1 with a fan-in of 64 or less.
+        block_size: Spins set at once in the first sweep. By default an eighth of the fan-in up to 128, or 1
+            with a fan-in of 64 or less.
         backend: Who flips single spins in further sweeps: ``"numba"`` (CPU only, extra ``fast``),
             ``"torch"``, or by default numba where it can.
 
@@ -67,7 +68,7 @@ class BlockDescentSolver(Solver):
         small = problem.num_spins <= SMALL_FAN_IN
         sweeps = self.num_sweeps or (8 if small else 1)
         reads = self.num_reads or (8 if small else 1)
-        block = self.block_size or (1 if small else 32)
+        block = self.block_size or (1 if small else min(128, problem.num_spins // 8))
         if _compression_pays(problem, sweeps * reads):
             problem = problem.compressed()
         if reads == 1:
@@ -94,21 +95,25 @@ class BlockDescentSolver(Solver):
     ) -> tuple[Tensor, Tensor]:  # (m, n), (m,)
         # All in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
         Z, R = problem.Z, problem.V.T.clone(memory_format=torch.contiguous_format)  # (r, n), (m, r)
-        G = Z.new_zeros(len(R), problem.num_spins) if start is None else start
-        if start is not None:
-            R.addmm_(G, Z.T, alpha=-1)
         feedback = start is None and block > 1  # the first sweep may set a block at once
-        blocks = tuple(z.contiguous() for z in Z.split(block if block > 1 else 32, dim=1))
+        G = Z.new_empty(len(R), problem.num_spins) if feedback else start
+        if G is None:
+            G = Z.new_zeros(len(R), problem.num_spins)
+        elif start is not None:
+            R.addmm_(G, Z.T, alpha=-1)
+        size = block if block > 1 else 32
+        blocks = Z.split(size, dim=1)
         couplings = [] if feedback and sweeps == 1 else [z.T @ z for z in blocks]
+        one = Z.new_ones(())
         for sweep in range(sweeps):
-            for b, g in enumerate(G.split(blocks[0].shape[1], dim=1)):
-                field = R @ blocks[b]
+            for b, (z, g) in enumerate(zip(blocks, G.split(size, dim=1), strict=True)):
+                field = R @ z
                 if feedback and sweep == 0:
-                    change = spins_of(field)
+                    change = torch.copysign(one, field, out=field)  # a tie may fall either way
                     g.copy_(change)
                 else:
                     change = self._flip(couplings[b], field, g)
-                R.addmm_(change, blocks[b].T, alpha=-1)
+                R.addmm_(change, z.T, alpha=-1)
         return G, R.square_().sum(1)
 
     def _flip(self, K: Tensor, field: Tensor, g: Tensor) -> Tensor:
