@@ -7,6 +7,7 @@ The methods take turns step by step, so that a slow moment of the machine meets 
 
 import argparse
 import copy
+import itertools
 import json
 import platform
 import statistics
@@ -42,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(args.sizes, args.sizes[1:], strict=False):
+    for fan_in, fan_out in itertools.pairwise(args.sizes):
         layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
     model = nn.Sequential(*layers[:-1])
     data = mnist("train")

@@ -12,6 +12,7 @@ from spinstep.solvers import SignSolver
 
 METHODS = {
     "QPSBGD": functools.partial(QPSBGD, lr=0.01),
+    "QPSBGD with momentum": functools.partial(QPSBGD, lr=0.01, momentum=0.9),
     "BinaryConnect SGD": functools.partial(BinaryConnect, optimizer=torch.optim.SGD, lr=0.3),
     "BinaryConnect Adam": functools.partial(BinaryConnect, optimizer=torch.optim.Adam, lr=0.01),
     "SignSGD": functools.partial(SignSGD, lr=0.003),

@@ -186,6 +186,23 @@ def test_parameter_groups_have_settings_of_their_own():
     torch.testing.assert_close((second[1] - before[1]).abs(), torch.full((3, 5), 0.001))
 
 
+def test_momentum_averages_the_linear_term_alone():
+    model = small_model()
+    solver = Spy()
+    optimizer = QPSBGD(binary_parameters(model), solver=solver, momentum=0.75)
+    expected = [0, 0]
+    for step in range(4):
+        backward(model, seed=step)
+        records = [record_of(w).layers()[0] for _, w in binary_parameters(model)]
+        optimizer.step()
+        for i, record in enumerate(records):
+            own = BinaryLeastSquares.from_record(record, target_rms=1.0)
+            expected[i] = 0.75 * expected[i] + 0.25 * own.fields()
+            sent = solver.calls[2 * step + i][0]
+            assert torch.equal(sent.Z, own.Z)
+            torch.testing.assert_close(sent.fields(), expected[i] / (1 - 0.75 ** (step + 1)))
+
+
 def test_schedulers_and_closures_work_as_with_any_optimizer():
     model = small_model()
     optimizer = QPSBGD(binary_parameters(model), lr=0.1)
@@ -236,7 +253,7 @@ CONTINUE = """
         torch.manual_seed(0)
         model = nn.Sequential(BinaryLinear(6, 80), nn.Hardtanh(), BinaryLinear(80, 3))
         solver = BlockDescentSolver(num_reads=4)  # random starts: the seeds matter
-        optimizer = QPSBGD(binary_parameters(model), lr=0.01, solver=solver, seed=11)
+        optimizer = QPSBGD(binary_parameters(model), lr=0.01, solver=solver, momentum=0.9, seed=11)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
         return model, optimizer, scheduler
 
@@ -343,6 +360,8 @@ def test_wrong_arguments_are_explained():
     params = binary_parameters(small_model())
     with pytest.raises(ValueError, match="lr is at least 0, got -1"):
         QPSBGD(params, lr=-1)
+    with pytest.raises(ValueError, match=r"momentum is in \[0, 1\), got 1"):
+        QPSBGD(params, momentum=1)
     with pytest.raises(ValueError, match="target_rms is positive or None, got 0"):
         QPSBGD(params, target_rms=0)
     with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,10 +19,16 @@ def all_spins(n):
 @pytest.mark.parametrize("n", range(1, 11))
 def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
     problem = random_problem(r=4, n=n, m=2, seed=n, dtype=torch.float64)
+    if n % 2:
+        problem = replace(problem, H=torch.randn(n, 2, generator=torch.manual_seed(n)).double())
     every = all_spins(n)
     for unit in range(2):
         expected = (problem.V[:, unit] - every @ problem.Z.T).square().sum(1)
-        repeated = BinaryLeastSquares(problem.Z, problem.V[:, [unit]].expand(-1, len(every)))
+        H = None
+        if n % 2:
+            expected -= 2 * every @ problem.H[:, unit]
+            H = problem.H[:, [unit]].expand(-1, len(every))
+        repeated = BinaryLeastSquares(problem.Z, problem.V[:, [unit]].expand(-1, len(every)), H=H)
         torch.testing.assert_close(repeated.energy(every.T), expected)
         h, J, offset = problem.to_ising(unit)
         ising = every @ h + ((every @ J) * every).sum(1) + offset
@@ -61,10 +68,13 @@ def test_the_lower_bound_is_never_above_the_proven_optimum(r):
         for rank, scale in ((None, 1.0), (2, 1.0), (None, 0.05), (None, 30.0)):
             problem = random_problem(r, 10, 3, seed=seed, rank=rank, dtype=torch.float64)
             problem = BinaryLeastSquares(problem.Z, problem.V * scale)
+            if seed % 3 == 0:
+                H = torch.randn(10, 3, generator=torch.manual_seed(seed), dtype=torch.float64)
+                problem = replace(problem, H=H)
             optimum = problem.energy(solver.solve(problem).spins)
             bound = problem.lower_bound(max_iterations=100)
             assert (bound <= optimum).all()
-            assert (bound >= 0).all()
+            assert problem.H is not None or (bound >= 0).all()
 
 
 def test_the_lower_bound_meets_the_optimum_where_spins_are_independent():

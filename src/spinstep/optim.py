@@ -1,6 +1,7 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,8 @@ class QPSBGD(Optimizer):
         solver: Solves the projection. Default: ``BlockDescentSolver()``.
         target_rms: Root mean square of each unit's target, in units of what its spins can reach. Small
             values trust the quadratic model, large ones tend to signSGD, ``None`` is the paper.
+        momentum: Weight of the past in the linear term ``ZᵀV`` of the problem; the quadratic term is always
+            that of the batch. 0.9 with a ``target_rms`` of 2 gains accuracy for one more matrix product.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
@@ -60,6 +63,7 @@ class QPSBGD(Optimizer):
         *,
         solver: Solver | None = None,
         target_rms: float | None = 1.0,
+        momentum: float = 0.0,
         rows: Rows = "uniform",
         clamp: float | None = 1.0,
         seed: int = 0,
@@ -76,6 +80,7 @@ class QPSBGD(Optimizer):
         defaults = {
             "lr": lr,
             "target_rms": target_rms,
+            "momentum": momentum,
             "rows": rows,
             "clamp": clamp,
             "seed": seed,
@@ -107,6 +112,8 @@ class QPSBGD(Optimizer):
         group = self.param_groups[-1]
         if group["target_rms"] is not None and not group["target_rms"] > 0:
             raise ValueError(f"target_rms is positive or None, got {group['target_rms']}")
+        if not 0 <= group["momentum"] < 1:
+            raise ValueError(f"momentum is in [0, 1), got {group['momentum']}")
         if group["rows"] not in ("uniform", "normalized"):
             raise ValueError(f'rows is "uniform" or "normalized", got {group["rows"]!r}')
         for weight in group["params"]:
@@ -127,7 +134,7 @@ class QPSBGD(Optimizer):
         layers = self._layers()
         first = self.param_groups[0]
         if self._finite(layers):
-            problems = [[_problem(record, group) for record in records] for group, _, records in layers]
+            problems = [self._problems(*layer) for layer in layers]
             seed = derive_seed(first["seed"], first["step"])
             solutions = iter(self.solver.solve_all([p for parts in problems for p in parts], seed=seed))
             for (group, weight, _), parts in zip(layers, problems, strict=True):
@@ -154,6 +161,25 @@ class QPSBGD(Optimizer):
                         raise RuntimeError(_missing(_name(group, i), empty=bool(records)))
                     layers.append((group, weight, records))
         return layers
+
+    def _problems(
+        self, group: dict[str, Any], weight: Tensor, records: list[LayerRecord]
+    ) -> list[BinaryLeastSquares]:
+        problems = [
+            BinaryLeastSquares.from_record(record, group["rows"], group["target_rms"]) for record in records
+        ]
+        if group["momentum"]:
+            state = self.state[weight]
+            if not state:
+                state["steps"], state["average"] = 0, weight.new_zeros(weight.shape)
+            state["steps"] += 1
+            averages = state["average"].flatten(1).chunk(len(problems))
+            correction = 1 - group["momentum"] ** state["steps"]  # of the zero that the average began with
+            for i, (problem, average) in enumerate(zip(problems, averages, strict=True)):
+                fields = problem.fields()
+                average.lerp_(fields.T, 1 - group["momentum"])
+                problems[i] = replace(problem, H=average.T / correction - fields)
+        return problems
 
     def _finite(self, layers: list[tuple[dict[str, Any], Tensor, list[LayerRecord]]]) -> bool:
         for group, weight, records in layers:
@@ -182,10 +208,6 @@ class QPSBGD(Optimizer):
         for group in self.param_groups:  # a copied weight has lost its record
             for weight in group["params"]:
                 start_recording(weight, self.keep_grad)
-
-
-def _problem(record: LayerRecord, group: dict[str, Any]) -> BinaryLeastSquares:
-    return BinaryLeastSquares.from_record(record, group["rows"], group["target_rms"])
 
 
 def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)

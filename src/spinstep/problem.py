@@ -16,7 +16,7 @@ Rows = Literal["uniform", "normalized"]
 
 @dataclass(frozen=True)
 class BinaryLeastSquares:
-    """Spins ``G`` in {-1, +1} that minimize ``‖V - Z G‖²``, for each column of ``V`` on its own.
+    """Spins ``G`` in {-1, +1} that minimize ``‖V - Z G‖² - 2⟨H, G⟩``, each column on its own.
 
     The columns are the units of a layer. They share the coupling matrix ``ZᵀZ``, whose rank is at most
     ``r``, so ``Z`` is kept and the matrix is formed only for annealers that ask for it.
@@ -25,6 +25,7 @@ class BinaryLeastSquares:
         Z: Normalized Jacobian of the layer, shape ``(r, n)``.
         V: Target at the layer's output, shape ``(r, m)``.
         offset: A constant of each column's energy, as left over by :meth:`compressed`.
+        H: Fields on the spins beside those of the target, shape ``(n, m)``: what momentum remembers.
 
     Example:
         >>> problem = BinaryLeastSquares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
@@ -35,6 +36,7 @@ class BinaryLeastSquares:
     Z: Tensor
     V: Tensor
     offset: Tensor | float = 0.0
+    H: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.Z.ndim != 2 or self.V.ndim != 2 or len(self.Z) != len(self.V):
@@ -64,15 +66,18 @@ class BinaryLeastSquares:
         return self.V.shape[1]
 
     def energy(self, G: Tensor) -> Tensor:  # (n, m) -> (m,)
-        return (self.V - self.Z @ G).square().sum(0) + self.offset
+        energy = (self.V - self.Z @ G).square().sum(0) + self.offset
+        return energy if self.H is None else energy - 2 * (self.H * G).sum(0)
 
     def fields(self) -> Tensor:  # (n, m)
-        """``ZᵀV``, half the negative gradient of the energy at ``G = 0``."""
-        return self.Z.T @ self.V
+        """``ZᵀV + H``, half the negative gradient of the energy at ``G = 0``."""
+        fields = self.Z.T @ self.V
+        return fields if self.H is None else fields + self.H
 
     def double(self) -> "BinaryLeastSquares":
         offset = self.offset.double() if isinstance(self.offset, Tensor) else self.offset
-        return BinaryLeastSquares(self.Z.double(), self.V.double(), offset)
+        H = None if self.H is None else self.H.double()
+        return BinaryLeastSquares(self.Z.double(), self.V.double(), offset, H)
 
     def compressed(self) -> "BinaryLeastSquares":
         """An equal problem with at most ``n`` rows: ``(Z, V)`` becomes ``(R, QᵀV)`` with ``Z = Q R``.
@@ -85,12 +90,12 @@ class BinaryLeastSquares:
         Q, R = torch.linalg.qr(self.Z)
         V = Q.T @ self.V
         lost = self.V.square().sum(0, dtype=torch.float64) - V.square().sum(0, dtype=torch.float64)
-        return BinaryLeastSquares(R, V, self.offset + lost.clamp_(min=0).to(V.dtype))
+        return BinaryLeastSquares(R, V, self.offset + lost.clamp_(min=0).to(V.dtype), self.H)
 
     def to_ising(self, unit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Biases ``h``, upper-triangular couplings ``J`` and offset of one unit."""
         gram, v = self.Z.T @ self.Z, self.V[:, unit]
-        h = -2 * self.Z.T @ v
+        h = -2 * (self.Z.T @ v if self.H is None else self.Z.T @ v + self.H[:, unit])
         J = 2 * gram.triu(1)
         offset = gram.trace() + v @ v  # g² = 1 turns the diagonal into a constant
         if isinstance(self.offset, Tensor):
@@ -108,7 +113,7 @@ class BinaryLeastSquares:
         """An energy that no spins of each unit can go below, in double precision.
 
         The box relaxation ``G ∈ [-1, 1]`` is a convex problem whose minimum is at most that of the spins.
-        For any ``G`` in the box, ``‖V - ZG‖² - (⟨∇, G⟩ + ‖∇‖₁)`` bounds that minimum from below (the
+        For any ``G`` in the box, its energy less ``⟨∇, G⟩ + ‖∇‖₁`` bounds that minimum from below (the
         Frank-Wolfe gap); accelerated projected gradient descent finds a ``G`` that makes it tight. What
         rounding could have added is taken off, so the bound holds whenever the descent stops.
 
@@ -157,23 +162,24 @@ def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m
 
 def _box_relaxation(problem: BinaryLeastSquares, tolerance: float, max_iterations: int) -> Tensor:
     Z, V = problem.Z, problem.V
+    H = Z.new_zeros(()) if problem.H is None else problem.H
     # D - ZᵀZ is positive semidefinite for D = diag(|Z|ᵀ|Z| 1), so 1/D is a step that cannot overshoot.
     reach = Z.abs().sum(1)  # (r,) largest |Z g| of each row
     step = 1 / (Z.abs().T @ reach).clamp_(min=torch.finfo(Z.dtype).tiny)[:, None]
     G = Y = Z.new_zeros(problem.num_spins, problem.num_units)
-    bound = V.new_full((problem.num_units,), 0.0)
+    bound = V.new_full((problem.num_units,), -torch.inf)
     momentum = 1.0
     for iteration in range(max_iterations):
         if iteration % 10 == 0:
             residual = V - Z @ G
-            slope = -2 * Z.T @ residual
-            energy = residual.square().sum(0)
+            slope = -2 * (Z.T @ residual + H)
+            energy = residual.square().sum(0) - 2 * (H * G).sum(0)
             gap = (slope * G).sum(0) + slope.abs().sum(0)
             bound = torch.maximum(bound, energy - gap)
-            if ((energy - bound) <= tolerance * energy).all():
+            if ((energy - bound) <= tolerance * energy.abs()).all():
                 break
         previous = G
-        G = (Y + step * (Z.T @ (V - Z @ Y))).clamp_(-1, 1)
+        G = (Y + step * (Z.T @ (V - Z @ Y) + H)).clamp_(-1, 1)
         # Restart the momentum wherever it points uphill (O'Donoghue and Candès), for all units at once.
         if ((Y - G) * (G - previous) / step).sum() > 0:
             momentum = 1.0
@@ -181,6 +187,6 @@ def _box_relaxation(problem: BinaryLeastSquares, tolerance: float, max_iteration
         Y = G + (momentum - 1) / following * (G - previous)
         momentum = following
     # Every sum above has at most r + n terms, none larger in total than this.
-    largest = (V.abs() + reach[:, None]).square().sum(0)
-    rounding = 8 * sum(Z.shape) * torch.finfo(Z.dtype).eps * largest
-    return (bound - rounding).clamp_(min=0) + problem.offset
+    largest = (V.abs() + reach[:, None]).square().sum(0) + 2 * (H.abs() + 0 * G).sum(0)
+    bound -= 8 * sum(Z.shape) * torch.finfo(Z.dtype).eps * largest
+    return (bound.clamp_(min=0) if problem.H is None else bound) + problem.offset

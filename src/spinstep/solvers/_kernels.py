@@ -31,14 +31,15 @@ def descend_block(K: Array, F: Array, S: Array, D: Array) -> None:
         D: Receives the change of ``S``.
     """
     units, size = F.shape
+    one = F.dtype.type(1)
     for j in range(units):
         for i in range(size):
             old = S[j, i]
-            new = 1 if F[j, i] + K[i, i] * old >= 0 else -1
-            D[j, i] = new - old
-            if new != old:
+            new = one if F[j, i] + K[i, i] * old >= 0 else -one
+            change = new - old
+            D[j, i] = change
+            if change != 0:
                 S[j, i] = new
-                change = D[j, i]
                 for k in range(i + 1, size):
                     F[j, k] -= change * K[i, k]
 

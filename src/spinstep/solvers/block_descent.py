@@ -68,7 +68,7 @@ class BlockDescentSolver(Solver):
         small = problem.num_spins <= SMALL_FAN_IN
         sweeps = self.num_sweeps or (8 if small else 1)
         reads = self.num_reads or (8 if small else 1)
-        block = self.block_size or (1 if small else min(128, problem.num_spins // 8))
+        block = self.block_size or (1 if small else 32 if sweeps > 1 else min(128, problem.num_spins // 8))
         if _compression_pays(problem, sweeps * reads):
             problem = problem.compressed()
         if reads == 1:
@@ -84,7 +84,8 @@ class BlockDescentSolver(Solver):
         generator = torch.Generator().manual_seed(seed)
         random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
         start = torch.cat([problem.Z.new_zeros(m, n), random.to(problem.Z)])
-        many = BinaryLeastSquares(problem.Z, problem.V.repeat(1, reads))
+        H = None if problem.H is None else problem.H.repeat(1, reads)
+        many = BinaryLeastSquares(problem.Z, problem.V.repeat(1, reads), H=H)
         spins, energy = self._descend(many, start, sweeps, block)
         energy, best = energy.view(reads, m).min(0)
         spins = spins.view(reads, m, n)[best, torch.arange(m, device=best.device)]
@@ -103,18 +104,20 @@ class BlockDescentSolver(Solver):
             R.addmm_(G, Z.T, alpha=-1)
         size = block if block > 1 else 32
         blocks = Z.split(size, dim=1)
+        pulls = None if problem.H is None else problem.H.T.split(size, dim=1)
         couplings = [] if feedback and sweeps == 1 else [z.T @ z for z in blocks]
         one = Z.new_ones(())
         for sweep in range(sweeps):
             for b, (z, g) in enumerate(zip(blocks, G.split(size, dim=1), strict=True)):
-                field = R @ z
+                field = R @ z if pulls is None else torch.addmm(pulls[b], R, z)
                 if feedback and sweep == 0:
                     change = torch.copysign(one, field, out=field)  # a tie may fall either way
                     g.copy_(change)
                 else:
                     change = self._flip(couplings[b], field, g)
                 R.addmm_(change, z.T, alpha=-1)
-        return G, R.square_().sum(1)
+        energy = R.square_().sum(1)
+        return G, energy if problem.H is None else energy - 2 * (problem.H.T * G).sum(1)
 
     def _flip(self, K: Tensor, field: Tensor, g: Tensor) -> Tensor:
         change = torch.empty_like(field)
