@@ -145,6 +145,39 @@ def test_bop_flips_where_the_average_gradient_agrees_with_the_weight():
     assert layer.weight.tolist() == [[-1, -1, 1]]  # agrees and is strong; disagrees; too weak
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_can_join_later(name):
+    model = network()
+    first, second = binary_parameters(model)
+    optimizer = METHODS[name]([first])
+    optimizer.add_param_group({"params": [second]})
+    before = second[1].detach().clone()
+    x, y = task()
+    for _ in range(3):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert not torch.equal(before, second[1])
+
+
+def test_another_method_after_proxquant_computes_with_binary_weights():
+    model = network()
+    x, _ = task()
+    binary = model(x)
+    ProxQuant(binary_parameters(model), lr=1e-3)
+    SignSGD(binary_parameters(model))
+    assert torch.equal(model(x), binary)
+
+
+def test_a_copy_of_a_projected_network_stays_binary():
+    model = network()
+    x, _ = task()
+    optimizer = ProxQuant(binary_parameters(model), lr=1e-3)
+    optimizer.project()
+    twin, _ = copy.deepcopy((model, optimizer))
+    twin[0].weight.data.mul_(0.5)
+    assert torch.equal(twin(x), model(x))
+
+
 def test_a_baseline_takes_over_weights_that_qp_sbgd_recorded():
     model = network()
     QPSBGD(binary_parameters(model))

@@ -347,6 +347,16 @@ def test_frozen_weights_rest():
     assert not torch.equal(before[1], after[1])
 
 
+def test_weights_in_half_precision_train_too():
+    model = small_model().bfloat16()
+    before = weights_of(model)
+    optimizer = QPSBGD(binary_parameters(model), lr=0.5, momentum=0.9)
+    x, y = batch()
+    nn.functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+    optimizer.step()
+    assert not torch.equal(before[0], model[0].weight)
+
+
 def test_double_precision_trains_in_double_precision():
     model = small_model().double()
     optimizer = QPSBGD(binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2))
@@ -360,6 +370,8 @@ def test_wrong_arguments_are_explained():
     params = binary_parameters(small_model())
     with pytest.raises(ValueError, match="lr is at least 0, got -1"):
         QPSBGD(params, lr=-1)
+    with pytest.raises(ValueError, match="seed belongs to the run"):
+        QPSBGD([{"params": params, "seed": 1}])
     with pytest.raises(ValueError, match=r"momentum is in \[0, 1\), got 1"):
         QPSBGD(params, momentum=1)
     with pytest.raises(ValueError, match="target_rms is positive or None, got 0"):

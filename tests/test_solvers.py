@@ -66,6 +66,27 @@ def test_the_contract_catches_a_broken_solver(breaks, message):
         check_solver(Broken(breaks))
 
 
+def test_the_contract_catches_answers_in_the_wrong_order():
+    class Swapped(SignSolver):
+        def solve_all(self, problems, *, seed=0):
+            answers = super().solve_all(problems, seed=seed)
+            answers[2], answers[3] = answers[3], answers[2]
+            return answers
+
+    with pytest.raises(AssertionError, match="solve_all on fewer rows"):
+        check_solver(Swapped())
+
+
+@pytest.mark.parametrize("max_spins", [1, 2, 3])
+def test_the_contract_respects_a_solvers_limit(max_spins):
+    class Limited(SignSolver):
+        def solve(self, problem, *, seed=0):
+            assert problem.num_spins <= max_spins
+            return super().solve(problem, seed=seed)
+
+    check_solver(Limited(), max_spins=max_spins)
+
+
 def brute_force(problem):
     every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=problem.num_spins)), dtype=torch.float64)
     outputs = every @ problem.Z.double().T  # (2^n, r)
@@ -94,6 +115,16 @@ def test_exact_proves_sixty_spins_with_noise_targets_within_a_second(r):
     for seed in range(5):
         solution = solver.solve(random_problem(r, 60, 1, seed=seed, dtype=torch.float64))
         assert solution.info["proved"].all(), f"seed {seed}: {solution.info}"
+
+
+def test_inputs_that_are_always_zero_cost_the_decoder_nothing():
+    problem = random_problem(14, 14, 1, seed=0, dtype=torch.float64)
+    padded = BinaryLeastSquares(torch.cat([torch.zeros(14, 30).double(), problem.Z], 1), problem.V)
+    alone, among = ExactSolver().solve(problem), ExactSolver().solve(padded)
+    assert torch.equal(among.spins[30:], alone.spins)
+    assert torch.equal(among.info["nodes"], alone.info["nodes"])
+    nothing = BinaryLeastSquares(torch.zeros(3, 20), torch.randn(3, 2))
+    assert ExactSolver().solve(nothing).info["proved"].all()
 
 
 def test_exact_says_when_a_limit_kept_it_from_a_proof():

@@ -19,14 +19,16 @@ class _Wrapped(Optimizer):
         self.inner = optimizer(params, **kwargs)
         self._share()
         for group in self.param_groups:
-            for weight in group["params"]:
-                stop_recording(weight)
-                self._begin(weight)
+            self._begin(group)
 
     def _share(self) -> None:
         """Be one with the inner optimizer: schedulers and checkpoints see its groups and state."""
         state = {k: getattr(self.inner, k) for k in ("defaults", "state", "param_groups")}
         Optimizer.__setstate__(self, state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.inner.add_param_group(param_group)
+        self._begin(self.param_groups[-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -37,7 +39,9 @@ class _Wrapped(Optimizer):
                 self._map_(weight, group)
         return loss
 
-    def _begin(self, weight: Tensor) -> None: ...
+    def _begin(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            stop_recording(weight)
 
     def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -47,10 +51,12 @@ class _Wrapped(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner}
+        return {name: value for name, value in vars(self).items() if name in self._kept}
+
+    _kept: tuple[str, ...] = ("inner",)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.inner = state["inner"]
+        vars(self).update(state)
         self._share()
 
 
@@ -89,6 +95,8 @@ class ProxQuant(_Wrapped):
         **kwargs: Passed on to it.
     """
 
+    _kept = ("inner", "regularization")
+
     def __init__(
         self,
         params: Params,
@@ -96,20 +104,21 @@ class ProxQuant(_Wrapped):
         optimizer: type[Optimizer] = torch.optim.Adam,
         **kwargs: Any,
     ) -> None:
+        self.regularization = regularization
         super().__init__(params, optimizer, **kwargs)
-        for group in self.param_groups:
-            group.update(regularization=regularization, step=0)
 
-    def _begin(self, weight: Tensor) -> None:
-        weight.relaxed = True  # type: ignore[attr-defined]  # read by the layers
+    def _begin(self, group: dict[str, Any]) -> None:
+        super()._begin(group)
+        group.update(steps=0, projected=False)
+        _relax(group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         for group in self.param_groups:
-            group["step"] += 1
+            group["steps"] += 1
         return super().step(closure)
 
     def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
-        strength = float(group["lr"]) * group["regularization"] * group["step"]
+        strength = float(group["lr"]) * self.regularization * group["steps"]
         target = spins_of(weight)
         distance = weight - target
         weight.copy_(target + distance.sign() * (distance.abs() - strength).clamp_(min=0))
@@ -118,15 +127,21 @@ class ProxQuant(_Wrapped):
     def project(self) -> None:
         """Replace every weight by its sign; from here on the layers are binary."""
         for group in self.param_groups:
+            group["projected"] = True
             for weight in group["params"]:
                 weight.copy_(spins_of(weight))
-                weight.relaxed = False
+                stop_recording(weight)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            for weight in group["params"]:
-                self._begin(weight)
+            if not group["projected"]:
+                _relax(group)
+
+
+def _relax(group: dict[str, Any]) -> None:
+    for weight in group["params"]:
+        weight.relaxed = True  # read by the layers: compute with the real weights
 
 
 class SignSGD(Optimizer):
@@ -146,9 +161,11 @@ class SignSGD(Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is in [0, 1), got {momentum}")
         super().__init__(params, {"lr": lr, "momentum": momentum})
-        for group in self.param_groups:
-            for weight in group["params"]:
-                stop_recording(weight)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            stop_recording(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -184,11 +201,13 @@ class Bop(Optimizer):
         if threshold < 0:
             raise ValueError(f"threshold is at least 0, got {threshold}")
         super().__init__(params, {"lr": lr, "threshold": threshold})
-        with torch.no_grad():
-            for group in self.param_groups:
-                for weight in group["params"]:
-                    stop_recording(weight)
-                    weight.copy_(spins_of(weight))
+
+    @torch.no_grad()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            stop_recording(weight)
+            weight.copy_(spins_of(weight))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -31,7 +31,7 @@ class _Sign(torch.autograd.Function):
 
 
 def sign(x: Tensor) -> Tensor:
-    """The sign of every entry, with the straight-through gradient of ``hardtanh``.
+    """The sign of every entry, differentiated straight through.
 
     The sign of zero is +1. Backward, the gradient passes where ``|x| <= 1`` and stops elsewhere.
 
@@ -100,7 +100,7 @@ class BinaryLayer(nn.Module):
 
     @property
     def binary_weight(self) -> Tensor:
-        """The weights that the network computes with, each exactly -1 or +1."""
+        """The signs of the latent weights, each exactly -1 or +1: what a trained network deploys."""
         return spins_of(self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:

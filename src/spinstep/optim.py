@@ -93,6 +93,8 @@ class QPSBGD(Optimizer):
     def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
         """The paper to the letter: its rows, its target, no clamp, and the problem solved exactly.
 
+        The paper's layers have ``scale=False``.
+
         Args:
             params: Latent weights, as for the class.
             lr: Learning rate α.
@@ -108,6 +110,8 @@ class QPSBGD(Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if "seed" in param_group:
+            raise ValueError("seed belongs to the run: pass it to QPSBGD, not to a group of parameters")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if group["target_rms"] is not None and not group["target_rms"] > 0:
@@ -177,7 +181,7 @@ class QPSBGD(Optimizer):
             correction = 1 - group["momentum"] ** state["steps"]  # of the zero that the average began with
             for i, (problem, average) in enumerate(zip(problems, averages, strict=True)):
                 fields = problem.fields()
-                average.lerp_(fields.T, 1 - group["momentum"])
+                average.lerp_(fields.T.to(average.dtype), 1 - group["momentum"])
                 problems[i] = replace(problem, H=average.T / correction - fields)
         return problems
 

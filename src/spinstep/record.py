@@ -44,8 +44,8 @@ class Pass(NamedTuple):
 class Record:
     """The backward passes of one weight since its last step, kept beside ``weight.grad``.
 
-    A layer adds to it whenever its weight has one. Passes of gradient accumulation, or of a weight
-    used twice, add up as more rows.
+    A layer in training mode adds to it whenever its weight has one. Passes of gradient accumulation, or
+    of a weight used twice, add up as more rows.
     """
 
     def __init__(self, keep_grad: bool = False) -> None:
@@ -71,15 +71,17 @@ def _cat(rows: tuple[Tensor, ...]) -> Tensor:
 
 def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
     """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked."""
+    stop_recording(weight)
     record = Record(keep_grad)
     weight.record = record  # type: ignore[attr-defined]
     return record
 
 
 def stop_recording(weight: Tensor) -> None:
-    """Return ``weight`` to ordinary gradients, as any torch optimizer expects them."""
-    if hasattr(weight, "record"):
-        del weight.record
+    """Return ``weight`` to binary passes and ordinary gradients, as any torch optimizer expects them."""
+    for mark in ("record", "relaxed"):
+        if hasattr(weight, mark):
+            delattr(weight, mark)
 
 
 def record_of(weight: Tensor) -> Record | None:

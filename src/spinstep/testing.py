@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from spinstep.problem import BinaryLeastSquares
-from spinstep.solvers.base import Solver
+from spinstep.solvers.base import Solution, Solver
 
 
 def random_problem(
@@ -37,24 +37,37 @@ def check_solver(solver: Solver, *, max_spins: int = 24) -> None:
         >>> check_solver(SignSolver())
     """
     n = max_spins
-    problem = random_problem(8, 6, 3, seed=10)
+    problem = random_problem(8, min(n, 6), 3, seed=10)
     problems = {
         "a single spin": random_problem(1, 1, 1, seed=1),
-        "more rows than spins": random_problem(2 * n, n // 2, 3, seed=2),
-        "fewer rows than spins": random_problem(n // 3, n, 2, seed=3),
-        "dependent inputs": random_problem(n, n, 2, seed=4, rank=n // 3),
-        "double precision": random_problem(5, 6, 2, seed=5, dtype=torch.float64),
-        "an input that is always zero": _with_zero_input(random_problem(6, 5, 2, seed=6)),
+        "more rows than spins": random_problem(2 * n, (n + 1) // 2, 3, seed=2),
+        "fewer rows than spins": random_problem((n + 2) // 3, n, 2, seed=3),
+        "dependent inputs": random_problem(n, n, 2, seed=4, rank=(n + 2) // 3),
+        "double precision": random_problem(5, min(n, 6), 2, seed=5, dtype=torch.float64),
+        "an input that is always zero": _with_zero_input(random_problem(6, min(n, 5), 2, seed=6)),
         "fields beside the target": replace(problem, H=problem.fields().flip(0)),
-        "a target of zero": BinaryLeastSquares(random_problem(4, 3, 1, seed=7).Z, torch.zeros(4, 2)),
+        "a target of zero": BinaryLeastSquares(random_problem(4, min(n, 3), 1, seed=7).Z, torch.zeros(4, 2)),
     }
     for name, problem in problems.items():
         _check_one(solver, problem, f"{type(solver).__name__} on {name}")
     _check_independent_spins(solver, min(n, 8))
     answers = solver.solve_all(list(problems.values()), seed=3)
-    shapes = [tuple(answer.spins.shape) for answer in answers]
-    expected = [(p.num_spins, p.num_units) for p in problems.values()]
-    assert shapes == expected, f"solve_all: expected spins of shapes {expected}, got {shapes}"
+    assert len(answers) == len(problems), f"solve_all: {len(problems)} problems, {len(answers)} answers"
+    for (name, problem), answer in zip(problems.items(), answers, strict=True):
+        _check_energy(problem, answer, f"{type(solver).__name__}.solve_all on {name}")
+
+
+def _check_energy(problem: BinaryLeastSquares, solution: Solution, where: str) -> None:
+    expected = (problem.num_spins, problem.num_units)
+    shape = tuple(solution.spins.shape)
+    assert shape == expected, f"{where}: spins have shape {shape}, not {expected}"
+    torch.testing.assert_close(
+        solution.energy,
+        problem.energy(solution.spins),
+        rtol=1e-4,
+        atol=1e-5,
+        msg=lambda m: f"{where}: energy is not that of the spins\n{m}",
+    )
 
 
 def _check_one(solver: Solver, problem: BinaryLeastSquares, where: str) -> None:
@@ -63,18 +76,10 @@ def _check_one(solver: Solver, problem: BinaryLeastSquares, where: str) -> None:
     assert torch.equal(problem.Z, Z), f"{where}: the solver changed Z"
     assert torch.equal(problem.V, V), f"{where}: the solver changed V"
     spins = solution.spins
-    expected = (problem.num_spins, problem.num_units)
-    assert tuple(spins.shape) == expected, f"{where}: spins have shape {tuple(spins.shape)}, not {expected}"
     assert spins.dtype == Z.dtype, f"{where}: spins are {spins.dtype}, the problem is {Z.dtype}"
     assert spins.device == Z.device, f"{where}: spins are on {spins.device}, the problem on {Z.device}"
     assert bool((spins.abs() == 1).all()), f"{where}: spins other than -1 and +1"
-    torch.testing.assert_close(
-        solution.energy,
-        problem.energy(spins),
-        rtol=1e-4,
-        atol=1e-5,
-        msg=lambda m: f"{where}: energy is not that of the spins\n{m}",
-    )
+    _check_energy(problem, solution, where)
     true_energy = problem.double().energy(spins.double())
     below = true_energy < problem.lower_bound() - 1e-9
     assert not bool(below.any()), f"{where}: an energy below the lower bound"

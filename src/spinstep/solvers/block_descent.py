@@ -10,7 +10,7 @@ from spinstep.problem import BinaryLeastSquares
 from spinstep.solvers._kernels import HAS_NUMBA, compiled, descend_block
 from spinstep.solvers.base import Solution, Solver
 
-SMALL_FAN_IN = 64
+SMALL_FAN_IN = 32
 
 
 class BlockDescentSolver(Solver):
@@ -25,14 +25,14 @@ class BlockDescentSolver(Solver):
     the same order and flip each whose flip lowers the energy, so the energy never rises.
 
     One sweep is right for wide layers, which are almost convex. Small layers are combinatorial: there
-    descent stalls some tenths of a per cent above the optimum, and restarts from random spins help.
+    descent stalls above the optimum, and restarts from random spins help.
 
     Args:
-        num_sweeps: Sweeps, the first included. By default 1, or 8 with a fan-in of 64 or less.
+        num_sweeps: Sweeps, the first included. By default 1, or 8 with a fan-in of 32 or less.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
-            fan-in of 64 or less.
-        block_size: Spins set at once in the first sweep. By default an eighth of the fan-in up to 128, or 1
-            with a fan-in of 64 or less.
+            fan-in of 32 or less.
+        block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less,
+            else 32 if more sweeps follow, else an eighth of the fan-in up to 128.
         backend: Who flips single spins in further sweeps: ``"numba"`` (CPU only, extra ``fast``),
             ``"torch"``, or by default numba where it can.
 
