@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from spinstep.certificate import box_bound, box_minimum
 from spinstep.record import LayerRecord
 
 if TYPE_CHECKING:
@@ -124,10 +125,9 @@ class BinaryLeastSquares:
             tolerance: Stop once the gap of every unit is below this fraction of its relaxed energy.
             max_iterations: Stop here in any case.
         """
-        problem = self.double()
-        G = _box_relaxation(problem.compressed(), tolerance, max_iterations)
-        energy, gap = _energy_and_gap(problem, G)
-        bound = energy - gap - _rounding(problem)
+        problem, small = self.double(), self.double().compressed()
+        G = box_minimum(small.Z, small.V, small.H, tolerance, max_iterations)
+        bound = box_bound(problem.Z, problem.V, problem.H, G)
         return (bound.clamp_(min=0) if self.H is None else bound) + problem.offset
 
 
@@ -163,50 +163,3 @@ def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m
         grad = grad / torch.where(peak > 0, peak, 1)
         rms = torch.where(peak > 0, grad.square().mean(0).sqrt_(), torch.inf)
     return grad * (target_rms / rms)
-
-
-def _box_relaxation(problem: BinaryLeastSquares, tolerance: float, max_iterations: int) -> Tensor:  # (n, m)
-    """Coordinates in [-1, 1] that nearly minimize each unit's energy, by accelerated projected gradient."""
-    Z, V = problem.Z, problem.V
-    H = Z.new_zeros(()) if problem.H is None else problem.H
-    # D - ZᵀZ is positive semidefinite for D = diag(|Z|ᵀ|Z| 1), so 1/D is a step that cannot overshoot.
-    step = 1 / (Z.abs().T @ Z.abs().sum(1)).clamp_(min=torch.finfo(Z.dtype).tiny)[:, None]
-    G = Y = best = Z.new_zeros(problem.num_spins, problem.num_units)
-    bound = V.new_full((problem.num_units,), -torch.inf)
-    momentum = 1.0
-    for iteration in range(max_iterations + 1):
-        if iteration % 10 == 0:
-            energy, gap = _energy_and_gap(problem, G)
-            best = torch.where(energy - gap > bound, G, best)
-            bound = torch.maximum(bound, energy - gap)
-            if ((energy - bound) <= tolerance * energy.abs()).all():
-                break
-        previous = G
-        G = (Y + step * (Z.T @ (V - Z @ Y) + H)).clamp_(-1, 1)
-        # Restart the momentum wherever it points uphill (O'Donoghue and Candès), for all units at once.
-        if ((Y - G) * (G - previous) / step).sum() > 0:
-            momentum = 1.0
-        following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        Y = G + (momentum - 1) / following * (G - previous)
-        momentum = following
-    return best
-
-
-def _energy_and_gap(problem: BinaryLeastSquares, G: Tensor) -> tuple[Tensor, Tensor]:  # (m,), (m,)
-    """Energy of a point in the box, and how far below it the minimum can lie (Frank and Wolfe)."""
-    residual = problem.V - problem.Z @ G
-    slope = problem.Z.T @ residual
-    energy = residual.square().sum(0)
-    if problem.H is not None:
-        slope = slope + problem.H
-        energy = energy - 2 * (problem.H * G).sum(0)
-    return energy, 2 * (slope.abs() - slope * G).sum(0)
-
-
-def _rounding(problem: BinaryLeastSquares) -> Tensor:  # (m,)
-    """What rounding can have added to energy less gap: no sum has more than r + n terms."""
-    reach = problem.Z.abs().sum(1, keepdim=True)
-    largest = (problem.V.abs() + reach).square().sum(0)
-    if problem.H is not None:
-        largest = largest + 2 * problem.H.abs().sum(0)
-    return 8 * sum(problem.Z.shape) * torch.finfo(problem.Z.dtype).eps * largest
