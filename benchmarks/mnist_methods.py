@@ -57,6 +57,13 @@ def published(params: Params, lr: float) -> torch.optim.Optimizer:
     return QPSBGD.as_published(params, lr, solver=BlockDescentSolver(num_sweeps=5))
 
 
+def real(params: Params, lr: float, beta2: float) -> torch.optim.Optimizer:
+    """A control, not a rival: Adam on the same network with real weights, never made binary."""
+    for _, weight in params:
+        nn.init.uniform_(weight, -1, 1)
+    return ProxQuant(params, regularization=0, lr=lr, betas=(0.9, beta2))
+
+
 METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], list[dict[str, float]]]] = {
     "BinaryConnect SGD": (sgd, grid(lr=(0.01, 0.03, 0.1, 0.3, 1, 3), momentum=(0, 0.9))),
     "BinaryConnect signSGD": (SignSGD, grid(lr=(3e-5, 1e-4, 3e-4, 6e-4, 1e-3, 3e-3), momentum=(0, 0.9))),
@@ -65,6 +72,7 @@ METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], list[dict[str, fl
     "Bop": (Bop, grid(lr=(1e-4, 3e-4, 1e-3, 3e-3), threshold=(3e-6, 1e-5, 3e-5))),
     "QP-SBGD as published": (published, [{"lr": 10 ** (k / 2 - 6)} for k in range(12)]),
     "QP-SBGD": (QPSBGD, grid(lr=(3e-3, 1e-2, 3e-2, 1e-1), target_rms=(0.5, 1, 2))),
+    "real weights, Adam": (real, grid(lr=(1e-2, 2e-2, 4e-2, 8e-2, 0.15, 0.3), beta2=(0.999, 0.99))),
     "QP-SBGD, momentum 0.9": (QPSBGD, grid(lr=(3e-3, 1e-2, 3e-2), target_rms=(1, 2, 4, 8), momentum=(0.9,))),
 }
 
@@ -101,7 +109,7 @@ def run(method: str, settings: dict[str, float], seed: int, tuning: bool) -> dic
             loss.backward()
             optimizer.step()
             scheduler.step()
-    if isinstance(optimizer, ProxQuant):
+    if isinstance(optimizer, ProxQuant) and optimizer.regularization:
         optimizer.project()
     held_out = slice(count, IMAGES)
     scored = (x[held_out], y[held_out]) if tuning else images("test")

@@ -1,6 +1,7 @@
 """The library as people use it: in a trainer, on real data, from the command line of a fresh process."""
 
 import itertools
+import json
 import math
 import runpy
 import subprocess
@@ -209,3 +210,35 @@ def test_the_quickstart_runs_in_its_thirty_seconds(capsys, monkeypatch):
     ]
     assert len(rows) >= 4
     assert all(0.9 < float(row[-3]) <= 1 and math.isfinite(float(row[-4])) for row in rows)
+
+
+def run_script(name, *arguments):
+    command = [sys.executable, "-W", "error", ROOT / name, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_mnist_example_reports_what_it_reached(data_folder, tmp_path):
+    out = tmp_path / "result.json"
+    arguments = ["--images", "2000", "--epochs", "2", "--sizes", "784", "64", "10", "--threads", "1", "--out"]
+    printed = run_script("examples/mnist_without_batchnorm.py", *arguments, out)
+    result = json.loads(out.read_text())
+    assert result["bits"] == 784 * 64 + 640
+    assert len(result["history"]) == 2
+    assert result["test_accuracy"] > 0.7
+    assert f"test {result['test_accuracy']:.4f}" in printed
+
+
+def test_the_benchmarks_run(data_folder, tmp_path):
+    small = ["--sizes", "784", "80", "10", "--batch", "20", "--steps", "3"]
+    step = run_script("benchmarks/step.py", *small, "--out", tmp_path / "step.json")
+    assert "QP-SBGD, 2 sweeps" in step
+    assert json.loads((tmp_path / "step.json").read_text())["result"]["SignSGD"]["ratio"] == 1
+    solvers = run_script("benchmarks/solvers.py", *small, "--units", "1")
+    assert "dwave tabu, 100 ms" in solvers
+
+
+def test_the_readme_runs_as_it_is_written():
+    text = (ROOT / "README.md").read_text()
+    code = "\n".join(part.split("```")[0] for part in text.split("```python\n")[1:])
+    assert "DimodSolver" in code
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)

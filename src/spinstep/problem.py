@@ -72,7 +72,7 @@ class BinaryLeastSquares:
 
     def fields(self) -> Tensor:  # (n, m)
         """``ZᵀV + H``, half the negative gradient of the energy at ``G = 0``."""
-        fields = self.Z.T @ self.V
+        fields = (self.V.T @ self.Z).T  # in the memory layout of a weight, which the update will read
         return fields if self.H is None else fields + self.H
 
     def double(self) -> "BinaryLeastSquares":
