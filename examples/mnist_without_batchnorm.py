@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--activation", choices=["hardtanh", "sign"], default="hardtanh")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--target-rms", type=float, default=2.0)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--images", type=int, default=60_000, help="use only the first so many")
