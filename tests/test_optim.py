@@ -203,6 +203,31 @@ def test_momentum_averages_the_linear_term_alone():
             torch.testing.assert_close(sent.fields(), expected[i] / (1 - 0.75 ** (step + 1)))
 
 
+def test_a_step_that_fails_can_be_taken_again():
+    class Flaky(Spy):
+        fails = True
+
+        def solve_all(self, problems, *, seed=0):
+            if self.fails:
+                raise ConnectionError("the annealer is away")
+            return super().solve_all(problems, seed=seed)
+
+    results = []
+    for disturbed in (False, True):
+        model, solver = small_model(), Flaky()
+        optimizer = QPSBGD(binary_parameters(model), solver=solver, momentum=0.9)
+        for step in range(3):
+            backward(model, seed=step)
+            solver.fails = disturbed
+            if disturbed:
+                with pytest.raises(ConnectionError):
+                    optimizer.step()
+            solver.fails = False
+            optimizer.step()
+        results.append(weights_of(model))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_schedulers_and_closures_work_as_with_any_optimizer():
     model = small_model()
     optimizer = QPSBGD(binary_parameters(model), lr=0.1)

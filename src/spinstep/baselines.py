@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spinstep.layers import spins_of
-from spinstep.optim import Params
+from spinstep.optim import Params, evaluate
 from spinstep.record import stop_recording
 
 
@@ -169,10 +169,7 @@ class SignSGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -211,10 +208,7 @@ class Bop(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:

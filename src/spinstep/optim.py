@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,72 +130,71 @@ class QPSBGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Project every layer's gradient onto spins and move its weights; consumes the records."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Project every layer's gradient onto spins and move its weights; consumes the records.
+
+        A step that raises has moved nothing and can be taken again.
+        """
+        loss = evaluate(closure)
         layers = self._layers()
         first = self.param_groups[0]
         if self._finite(layers):
-            problems = [self._problems(*layer) for layer in layers]
+            posed = [self._pose(layer) for layer in layers]
+            problems = [problem for own, _ in posed for problem in own]
             seed = derive_seed(first["seed"], first["step"])
-            solutions = iter(self.solver.solve_all([p for parts in problems for p in parts], seed=seed))
-            for (group, weight, _), parts in zip(layers, problems, strict=True):
-                moves = [_movement(p, next(solutions), group) for p in parts]
+            solutions = iter(self.solver.solve_all(problems, seed=seed))
+            for layer, (own, average) in zip(layers, posed, strict=True):
+                moves = [_movement(problem, next(solutions), layer.group) for problem in own]
                 move = moves[0] if len(moves) == 1 else torch.cat(moves)  # (m, n)
-                weight.add_(move.view_as(weight), alpha=-float(group["lr"]))
-                if group["clamp"] is not None:
-                    weight.clamp_(-group["clamp"], group["clamp"])
+                layer.weight.add_(move.view_as(layer.weight), alpha=-float(layer.group["lr"]))
+                if layer.group["clamp"] is not None:
+                    layer.weight.clamp_(-layer.group["clamp"], layer.group["clamp"])
+                if average is not None:
+                    state = self.state[layer.weight]
+                    state.update(average=average, steps=state.get("steps", 0) + 1)
         else:
             first["skipped"] += 1
         first["step"] += 1
         self._forget()
         return loss
 
-    def _layers(self) -> list[tuple[dict[str, Any], Tensor, list[LayerRecord]]]:
-        """Group, weight and record (one for each group of channels) of every weight that trains."""
+    def _layers(self) -> list["_Layer"]:
+        """Every weight that trains, with its record."""
         layers = []
         for group in self.param_groups:
             for i, weight in enumerate(group["params"]):
                 if weight.requires_grad:
                     record = record_of(weight)
                     records = record.layers() if record is not None else []
+                    name = _name(group, i)
                     if not records or not len(records[0].x):
-                        raise RuntimeError(_missing(_name(group, i), empty=bool(records)))
-                    layers.append((group, weight, records))
+                        raise RuntimeError(_missing(name, empty=bool(records)))
+                    layers.append(_Layer(name, group, weight, records))
         return layers
 
-    def _problems(
-        self, group: dict[str, Any], weight: Tensor, records: list[LayerRecord]
-    ) -> list[BinaryLeastSquares]:
-        problems = [
-            BinaryLeastSquares.from_record(record, group["rows"], group["target_rms"]) for record in records
-        ]
-        if group["momentum"]:
-            state = self.state[weight]
-            if not state:
-                state["steps"], state["average"] = 0, weight.new_zeros(weight.shape)
-            state["steps"] += 1
-            averages = state["average"].flatten(1).chunk(len(problems))
-            correction = 1 - group["momentum"] ** state["steps"]  # of the zero that the average began with
-            for i, (problem, average) in enumerate(zip(problems, averages, strict=True)):
-                fields = problem.fields()
-                average.lerp_(fields.T.to(average.dtype), 1 - group["momentum"])
-                problems[i] = replace(problem, H=average.T / correction - fields)
-        return problems
-
-    def _finite(self, layers: list[tuple[dict[str, Any], Tensor, list[LayerRecord]]]) -> bool:
-        for group, weight, records in layers:
-            if not all(record.is_finite() for record in records):
+    def _finite(self, layers: list["_Layer"]) -> bool:
+        for layer in layers:
+            if not all(record.is_finite() for record in layer.records):
                 if self.on_nonfinite == "skip":
                     return False
-                index = next(i for i, w in enumerate(group["params"]) if w is weight)
                 raise FloatingPointError(
-                    f"{_name(group, index)}: the layer's input or output gradient is not finite; look for "
-                    'an overflow in the loss or a lower layer, or pass on_nonfinite="skip"'
+                    f"{layer.name}: the layer's input or output gradient is not finite; look for an overflow "
+                    'in the loss or a lower layer, or pass on_nonfinite="skip"'
                 )
         return True
+
+    def _pose(self, layer: "_Layer") -> tuple[list[BinaryLeastSquares], Tensor | None]:
+        """The problems of a layer, and the average of their linear terms up to this step."""
+        rows, target_rms, momentum = (layer.group[k] for k in ("rows", "target_rms", "momentum"))
+        problems = [BinaryLeastSquares.from_record(r, rows, target_rms) for r in layer.records]
+        if not momentum:
+            return problems, None
+        fields = [problem.fields().T for problem in problems]
+        now = fields[0] if len(fields) == 1 else torch.cat(fields)  # (m, n)
+        state = self.state[layer.weight]
+        average = torch.lerp(state["average"].to(now), now, 1 - momentum) if state else now * (1 - momentum)
+        correction = 1 - momentum ** (state.get("steps", 0) + 1)  # of the zero that the average began with
+        past = (average / correction - now).chunk(len(problems))
+        return [replace(p, H=h.T) for p, h in zip(problems, past, strict=True)], average
 
     def _forget(self) -> None:
         for group in self.param_groups:
@@ -212,6 +211,21 @@ class QPSBGD(Optimizer):
         for group in self.param_groups:  # a copied weight has lost its record
             for weight in group["params"]:
                 start_recording(weight, self.keep_grad)
+
+
+class _Layer(NamedTuple):
+    name: str
+    group: dict[str, Any]
+    weight: Tensor
+    records: list[LayerRecord]  # one for each group of channels
+
+
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """The loss of a closure, which needs gradients, inside a step, which has none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)
