@@ -97,10 +97,10 @@ class BlockDescentSolver(Solver):
         # All in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
         Z, R = problem.Z, problem.V.T.clone(memory_format=torch.contiguous_format)  # (r, n), (m, r)
         feedback = start is None and block > 1  # the first sweep may set a block at once
-        G = Z.new_empty(len(R), problem.num_spins) if feedback else start
-        if G is None:
-            G = Z.new_zeros(len(R), problem.num_spins)
-        elif start is not None:
+        if start is None:
+            G = (Z.new_empty if feedback else Z.new_zeros)(len(R), problem.num_spins)
+        else:
+            G = start
             R.addmm_(G, Z.T, alpha=-1)
         size = block if block > 1 else 32
         blocks = Z.split(size, dim=1)
