@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
     "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
+    "QP-SBGD, momentum 0.9": lambda model: QPSBGD(binary_parameters(model), momentum=0.9, target_rms=2.0),
     "QP-SBGD, 2 sweeps": lambda model: QPSBGD(
         binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2)
     ),
