@@ -201,18 +201,9 @@ class BinaryConv2d(BinaryLayer):
     ) -> tuple[Tensor | None, Tensor | None]:
         if not (needs_x or needs_weight):
             return None, None
+        geometry = None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad,
-            x.to(grad.dtype),
-            weight.to(grad.dtype),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            (0, 0),
-            self.groups,
-            (needs_x, needs_weight, False),
+            grad, x.to(grad.dtype), weight.to(grad.dtype), *geometry, (needs_x, needs_weight, False)
         )
         return grad_x, grad_weight
 

@@ -139,11 +139,10 @@ def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
     unit in which inputs are measured. ``"normalized"`` is the paper's normalised Jacobian
     ``x_b / ‖x_b‖²``, which lets the shortest rows speak loudest.
     """
-    squared_norms = x.square().sum(1, keepdim=True)
     if rows == "normalized":
-        return x / squared_norms.clamp_(min=torch.finfo(x.dtype).tiny)
+        return x / x.square().sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     if rows == "uniform":
-        norm = (squared_norms.mean() * x.shape[1]).sqrt()
+        norm = torch.linalg.vector_norm(x) * (x.shape[1] / max(len(x), 1)) ** 0.5
         return x / norm if norm > 0 else x
     raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
 

@@ -1,5 +1,6 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -71,53 +72,37 @@ class BlockDescentSolver(Solver):
         block = self.block_size or (1 if small else 32 if sweeps > 1 else _block_size(problem.num_spins))
         if _compression_pays(problem, sweeps * reads):
             problem = problem.compressed()
-        if reads == 1:
-            spins, energy = self._descend(problem, None, sweeps, block)
-            return Solution(spins.T, energy + problem.offset)
-        return self._best_of(problem, reads, sweeps, block, seed)
+        if reads > 1:
+            return self._best_of(problem, reads, sweeps, seed)
+        if block > 1:
+            G, R = _error_feedback(problem, block)
+            sweeps -= 1
+        else:
+            G, R = problem.Z.new_zeros(problem.num_units, problem.num_spins), _rows_of_units(problem.V)
+        self._descend(problem, G, R, sweeps)
+        return Solution(G.T, _energy(problem, G, R) + problem.offset)
 
-    def _best_of(
-        self, problem: BinaryLeastSquares, reads: int, sweeps: int, block: int, seed: int
-    ) -> Solution:
+    def _best_of(self, problem: BinaryLeastSquares, reads: int, sweeps: int, seed: int) -> Solution:
         """Restarts are more units: one descent takes all of them."""
         n, m = problem.num_spins, problem.num_units
         generator = torch.Generator().manual_seed(seed)
         random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
-        start = torch.cat([problem.Z.new_zeros(m, n), random.to(problem.Z)])
+        G = torch.cat([problem.Z.new_zeros(m, n), random.to(problem.Z)])
         H = None if problem.H is None else problem.H.repeat(1, reads)
         many = BinaryLeastSquares(problem.Z, problem.V.repeat(1, reads), H=H)
-        spins, energy = self._descend(many, start, sweeps, block)
-        energy, best = energy.view(reads, m).min(0)
-        spins = spins.view(reads, m, n)[best, torch.arange(m, device=best.device)]
+        R = _rows_of_units(many.V).addmm_(G, problem.Z.T, alpha=-1)
+        self._descend(many, G, R, sweeps)
+        energy, best = _energy(many, G, R).view(reads, m).min(0)
+        spins = G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
         return Solution(spins.T, energy + problem.offset)
 
-    def _descend(
-        self, problem: BinaryLeastSquares, start: Tensor | None, sweeps: int, block: int
-    ) -> tuple[Tensor, Tensor]:  # (m, n), (m,)
-        # All in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
-        Z, R = problem.Z, problem.V.T.clone(memory_format=torch.contiguous_format)  # (r, n), (m, r)
-        feedback = start is None and block > 1  # the first sweep may set a block at once
-        if start is None:
-            G = (Z.new_empty if feedback else Z.new_zeros)(len(R), problem.num_spins)
-        else:
-            G = start
-            R.addmm_(G, Z.T, alpha=-1)
-        size = block if block > 1 else 32
-        blocks = Z.split(size, dim=1)
-        pulls = None if problem.H is None else problem.H.T.split(size, dim=1)
-        couplings = [] if feedback and sweeps == 1 else [z.T @ z for z in blocks]
-        one = Z.new_ones(())
-        for sweep in range(sweeps):
-            for b, (z, g) in enumerate(zip(blocks, G.split(size, dim=1), strict=True)):
-                field = R @ z if pulls is None else torch.addmm(pulls[b], R, z)
-                if feedback and sweep == 0:
-                    change = torch.copysign(one, field, out=field)  # a tie may fall either way
-                    g.copy_(change)
-                else:
-                    change = self._flip(couplings[b], field, g)
-                R.addmm_(change, z.T, alpha=-1)
-        energy = R.square_().sum(1)
-        return G, energy if problem.H is None else energy - 2 * (problem.H.T * G).sum(1)
+    def _descend(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, sweeps: int) -> None:
+        """Set spin after spin to the sign of its field; ``G`` (m, n) and residual ``R`` (m, r) change."""
+        blocks = list(zip(*_blocks(problem, 32), G.split(32, dim=1), strict=True)) if sweeps else []
+        couplings = [z.T @ z for z, _, _ in blocks]
+        for _ in range(sweeps):
+            for K, (z, h, g) in zip(couplings, blocks, strict=True):
+                R.addmm_(self._flip(K, _fields(R, z, h), g), z.T, alpha=-1)
 
     def _flip(self, K: Tensor, field: Tensor, g: Tensor) -> Tensor:
         change = torch.empty_like(field)
@@ -130,6 +115,38 @@ class BlockDescentSolver(Solver):
             change[:, i] = g[:, i] - old
             field.addr_(change[:, i], K[i], alpha=-1)
         return change
+
+
+# All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
+
+
+def _error_feedback(problem: BinaryLeastSquares, size: int) -> tuple[Tensor, Tensor]:  # (m, n), (m, r)
+    """Spins from zero, a block at once, each block knowing the error of those before it; and the residual."""
+    R, one, spins = _rows_of_units(problem.V), problem.Z.new_ones(()), []
+    for z, h in zip(*_blocks(problem, size), strict=True):
+        field = _fields(R, z, h)
+        spins.append(torch.copysign(one, field, out=field))  # a tie may fall either way
+        R.addmm_(spins[-1], z.T, alpha=-1)
+    return torch.cat(spins, 1), R
+
+
+def _blocks(problem: BinaryLeastSquares, size: int) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """``Z`` and ``Hᵀ`` by blocks of inputs, shapes ``(r, b)`` and ``(m, b)``."""
+    z: tuple[Tensor, ...] = problem.Z.split(size, dim=1)
+    return z, [None] * len(z) if problem.H is None else problem.H.T.split(size, dim=1)
+
+
+def _fields(R: Tensor, z: Tensor, h: Tensor | None) -> Tensor:  # (m, b)
+    return R @ z if h is None else torch.addmm(h, R, z)
+
+
+def _rows_of_units(V: Tensor) -> Tensor:  # (r, m) -> (m, r), never a view of V
+    return V.T.clone(memory_format=torch.contiguous_format)
+
+
+def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,)
+    energy = R.square().sum(1)
+    return energy if problem.H is None else energy - 2 * (problem.H.T * G).sum(1)
 
 
 def _block_size(n: int) -> int:
