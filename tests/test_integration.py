@@ -229,7 +229,7 @@ def test_the_mnist_example_reports_what_it_reached(data_folder, tmp_path):
 
 
 def test_the_benchmarks_run(data_folder, tmp_path):
-    small = ["--sizes", "784", "80", "10", "--batch", "20", "--steps", "3"]
+    small = ["--sizes", "784", "80", "10", "--batch", "20", "--steps", "10"]
     step = run_script("benchmarks/step.py", *small, "--out", tmp_path / "step.json")
     assert "QP-SBGD, 2 sweeps" in step
     assert json.loads((tmp_path / "step.json").read_text())["result"]["SignSGD"]["ratio"] == 1

@@ -193,7 +193,7 @@ class QPSBGD(Optimizer):
         state = self.state[layer.weight]
         average = torch.lerp(state["average"].to(now), now, 1 - momentum) if state else now * (1 - momentum)
         correction = 1 - momentum ** (state.get("steps", 0) + 1)  # of the zero that the average began with
-        past = (average / correction - now).chunk(len(problems))
+        past = (average / correction).sub_(now).chunk(len(problems))
         return [replace(p, H=h.T) for p, h in zip(problems, past, strict=True)], average
 
     def _forget(self) -> None:
@@ -231,8 +231,10 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
 def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)
     """The spins of each unit, and zero for a unit that has no target to move to."""
     spins = solution.spins.T
+    if group["target_rms"] is None or problem.V[0].all():  # one row is often enough to see that all have
+        return spins
     live = problem.V.abs().amax(0) > 0
-    return spins if group["target_rms"] is None or live.all() else spins * live[:, None]
+    return spins if live.all() else spins * live[:, None]
 
 
 def _name(group: dict[str, Any], index: int) -> str:
