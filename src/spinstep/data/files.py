@@ -35,7 +35,7 @@ def fetch(name: str, sha256: str, url: str) -> bytes:
             f"{name} is neither at {looked} nor to be had from {url} ({error}); "
             "put the file there, or point SPINSTEP_DATA at a folder that has it"
         ) from None
-    _write_atomically(cache_folder() / name, content)
+    write_atomically(cache_folder() / name, content)
     return content
 
 
@@ -46,7 +46,7 @@ def _checked(content: bytes, sha256: str, where: str) -> bytes:
     return content
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
