@@ -1,0 +1,405 @@
+"""Every method on the same tasks, tuned alike: trials on validation data, then fresh seeds."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spinstep import binary_parameters
+from spinstep.baselines import ProxQuant
+from spinstep.layers import real_parameters
+from spinstep.paper import figures
+from spinstep.paper.lab import Experiment, Job, Lab, Line
+from spinstep.paper.methods import LOGISTIC, METHODS, Settings
+from spinstep.paper.sections import Figure, Section, Table, to_svg
+from spinstep.paper.statistics import estimate, paired
+
+TUNING_SEED = 1_000  # seeds of trials begin here, those of final runs at 0
+
+
+class Task(ABC):
+    """A network and its data.
+
+    An instance holds the data of one seed. ``tuning`` keeps validation data out of the training set;
+    otherwise all of it is trained on, and the test set is scored.
+    """
+
+    epochs: int
+    exact = True
+    """Whether the fan-ins are small enough for the exact solver."""
+    encoder_lr = 0.01
+    """Learning rate of Adam for real-valued parameters, the same beside every method."""
+
+    @abstractmethod
+    def __init__(self, seed: int, tuning: bool, quick: bool) -> None: ...
+
+    @abstractmethod
+    def network(self) -> nn.Module: ...
+
+    @abstractmethod
+    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
+        """The losses of one epoch, each a function of the network."""
+
+    @abstractmethod
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """Figures of merit of a network, among them the one that chooses settings."""
+
+    def watched(self, model: nn.Module) -> dict[str, float]:
+        """The scores that a curve shows; fewer than all where scoring is slow."""
+        return self.scores(model)
+
+    def logistic(self) -> dict[str, float]:
+        """Scores of logistic regression on the same features."""
+        raise NotImplementedError
+
+
+class VectorTask(Task):
+    """A task whose data are vectors: ``train`` and ``test`` (or validation) pairs of inputs and classes."""
+
+    batch: int
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
+        x, y = self.train
+        for rows in torch.randperm(len(x)).split(self.batch):
+            yield lambda model, rows=rows: loss_of(model(x[rows]), y[rows])  # type: ignore[misc]
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        scores = {}
+        for part, (x, y) in {"train": self.train, "test": self.test}.items():
+            out = torch.cat([model(rows) for rows in x.split(10_000)])
+            scores[f"{part}_loss"] = float(loss_of(out, y))
+            scores[f"{part}_accuracy"] = accuracy_of(out, y)
+        return scores
+
+    def logistic(self) -> dict[str, float]:
+        return logistic_scores(self.train, self.test)
+
+
+def logistic_scores(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """scikit-learn's logistic regression, with an intercept and next to no regularization."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    model = LogisticRegression(C=10.0, max_iter=2_000).fit(*(t.numpy() for t in train))
+    scores = {}
+    for part, (x, y) in {"train": train, "test": test}.items():
+        likely = model.predict_proba(x.numpy())
+        scores[f"{part}_loss"] = float(log_loss(y.numpy(), likely, labels=model.classes_))
+        scores[f"{part}_accuracy"] = float((model.classes_[likely.argmax(1)] == y.numpy()).mean())
+    return scores
+
+
+def loss_of(out: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy; a single output is the logit of class 1, as in the paper."""
+    if out.shape[1] == 1:
+        return nn.functional.binary_cross_entropy_with_logits(out[:, 0], y.to(out.dtype))
+    return nn.functional.cross_entropy(out, y)
+
+
+def accuracy_of(out: Tensor, y: Tensor) -> float:
+    predicted = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
+    return float((predicted == y).float().mean())
+
+
+def train(task: Task, method: str, settings: Settings, seed: int, watch: int = 0) -> dict[str, Any]:
+    """Train a network from scratch; the scores at the end and, if asked, along the way.
+
+    Binary weights go to the method, real-valued parameters to Adam; both learning rates follow a cosine.
+    """
+    network = task.network()
+    optimizer = METHODS[method].make(binary_parameters(network), seed=seed, **settings)
+    steppers: list[torch.optim.Optimizer] = [optimizer]
+    if real := [p for _, p in real_parameters(network)]:
+        steppers.append(torch.optim.Adam(real, lr=task.encoder_lr))
+    total = task.epochs * sum(1 for _ in task.batches())
+    cosine = [torch.optim.lr_scheduler.CosineAnnealingLR(s, T_max=total) for s in steppers]
+    moments = set(np.linspace(0, task.epochs, watch + 1).astype(int)[1:]) if watch else set()
+    curves: dict[str, list[float]] = {}
+    steps: list[int] = []
+    for epoch in range(1, task.epochs + 1):
+        network.train()
+        for loss in task.batches():
+            for stepper in steppers:
+                stepper.zero_grad()
+            loss(network).backward()
+            for stepper in steppers:
+                stepper.step()
+            for schedule in cosine:
+                schedule.step()
+        if epoch in moments:
+            steps.append(epoch)
+            for name, value in _finite(task.watched, network).items():
+                curves.setdefault(name, []).append(round(value, 5))
+    if isinstance(optimizer, ProxQuant) and optimizer.regularization:
+        optimizer.project()
+    metrics: dict[str, Any] = dict(_finite(task.scores, network))
+    return metrics | {f"{name} curve": {"x": steps, "y": curve} for name, curve in curves.items()}
+
+
+@torch.no_grad()
+def _finite(scores: Callable[[nn.Module], dict[str, float]], network: nn.Module) -> dict[str, float]:
+    """Scores of a network at rest; a loss that ran away becomes a number that JSON can hold."""
+    return {k: round(v, 6) if math.isfinite(v) else 1e9 for k, v in scores(network.eval()).items()}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure of merit that a table shows."""
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+
+    def best(self, values: dict[str, float]) -> str:
+        choose = max if self.higher_is_better else min
+        return choose(values, key=values.__getitem__)
+
+
+@dataclass(frozen=True)
+class Comparison(Experiment):
+    """Every method on every task.
+
+    Each method gets the same number of trials; each trial is scored by ``choose`` on validation data,
+    averaged over ``tuning_seeds`` seeds. The best settings are then trained with fresh seeds.
+
+    Args:
+        title: What the report calls it.
+        source: Where it is in the paper.
+        tasks: Task classes by the name that the table shows.
+        methods: Names of methods; all by default.
+        choose: The score that chooses settings, on validation data.
+        scores: What the table shows; the first is the headline.
+        seeds: Number of final runs of each method.
+        tuning_seeds: Number of runs of each trial.
+        watch: Points of the curve that final runs keep.
+        logistic: Whether logistic regression is a control.
+        trials: Settings to try, in place of those in ``METHODS``.
+        finalists: Only QP-SBGD and so many of the best baselines by validation get final runs.
+        paper: The paper's numbers, by task and method.
+        notes: Departures from the paper, and what its text leaves open.
+    """
+
+    title: str
+    source: str
+    tasks: dict[str, type[Task]]
+    scores: list[Score]
+    choose: Score
+    methods: tuple[str, ...] = tuple(METHODS)
+    seeds: int = 20
+    tuning_seeds: int = 1
+    watch: int = 20
+    logistic: bool = True
+    trials: dict[str, list[Settings]] = field(default_factory=dict)
+    finalists: int | None = None
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def plan(self, lab: Lab) -> None:
+        seeds = lab.seeds or (2 if lab.quick else self.seeds)
+        for task in self.tasks:
+            trials = lab.run(self._trials(task, lab), f"{task}, trials")
+            finals = []
+            for method in self._finalists(task, trials):
+                settings = chosen(trials, _tuned(method), self.choose)[0]
+                solver = self._solver(method, lab)
+                finals += [_job("final", task, method, solver, settings, seed) for seed in range(seeds)]
+            if self.logistic:
+                finals += [_job("final", task, LOGISTIC, None, {}, seed) for seed in range(seeds)]
+            lab.run(finals, f"{task}, finals")
+
+    def _trials(self, task: str, lab: Lab) -> list[Job]:
+        jobs = []
+        for method in self.methods:
+            settings = self._grid(method)
+            if lab.quick:
+                settings = settings[len(settings) // 2 :][:1]
+            for trial in settings:
+                for seed in range(1 if lab.quick else self.tuning_seeds):
+                    solver = self._solver(method, lab)
+                    jobs.append(_job("trial", task, method, solver, trial, TUNING_SEED + seed))
+        return jobs
+
+    def _solver(self, method: str, lab: Lab) -> str | None:
+        own = METHODS[method].solver
+        return lab.solver if own == "block" and lab.solver else own
+
+    def _finalists(self, task: str, trials: list[Line]) -> list[str]:
+        if self.finalists is None:
+            exact = self.tasks[task].exact
+            return [m for m in self.methods if exact or METHODS[m].solver != "exact"]
+        kinds = {method: METHODS[method].kind for method in self.methods}
+        value = {
+            m: self._sign() * chosen(trials, m, self.choose)[1] for m, k in kinds.items() if k == "baseline"
+        }
+        best = sorted(value, key=lambda m: -value[m])[: self.finalists]
+        return [m for m in self.methods if m == "QP-SBGD" or m in best]
+
+    def _sign(self) -> int:
+        return 1 if self.choose.higher_is_better else -1
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        tuning = job["stage"] == "trial"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job["seed"])
+            task = self.tasks[job["task"]](job["seed"], tuning, job["quick"])
+            if job["method"] == LOGISTIC:
+                return task.logistic()
+            settings = (
+                job["settings"] if job["solver"] is None else job["settings"] | {"solver": job["solver"]}
+            )
+            return train(task, job["method"], settings, job["seed"], watch=0 if tuning else self.watch)
+
+    def show(self, lines: Sequence[Line]) -> Section:
+        tables, drawn, notes = [], [], list(self.notes)
+        for task in self.tasks:
+            trials, finals = self._current([line for line in lines if line.job["task"] == task])
+            if not finals:
+                continue
+            tables.append(self._table(task, trials, finals))
+            if self.finalists is not None:
+                tables.append(self._heats(task, trials))
+            notes += self._verdict(task, finals)
+            drawn.append(self._figure(task, finals))
+        return Section(notes, tables, drawn)
+
+    def _current(self, lines: list[Line]) -> tuple[list[Line], list[Line]]:
+        """Trials of today's grids and final runs with the settings that these choose; not older ones."""
+        trials = [
+            line
+            for line in lines
+            if line.job["stage"] == "trial" and line.job["settings"] in self._grid(line.job["method"])
+        ]
+        finals = [
+            line
+            for line in lines
+            if line.job["stage"] == "final"
+            and line.job["settings"] == chosen(trials, _tuned(line.job["method"]), self.choose)[0]
+        ]
+        return trials, finals
+
+    def _grid(self, method: str) -> list[Settings]:
+        return self.trials.get(method, METHODS[method].trials)
+
+    def _table(self, task: str, trials: list[Line], finals: list[Line]) -> Table:
+        paper = self.paper.get(task, {})
+        header = ["method", *(score.label for score in self.scores)]
+        header += (["paper"] if paper else []) + ["seeds", "seconds", "worst trial", "chosen"]
+        rows = []
+        for method, own in by_method(finals).items():
+            row = [method, *(str(estimate([line.metrics[s.name] for line in own])) for s in self.scores)]
+            row += [f"{paper[method]:.2f}" if method in paper else "–"] if paper else []
+            seconds = float(np.median([line.seconds for line in own]))
+            settings, _, worst, at_edge = chosen(trials, _tuned(method), self.choose)
+            row += [str(len(own)), f"{seconds:.1f}", "–" if worst is None else f"{worst:.3f}"]
+            row.append(
+                ", ".join(f"{k} {v:g}{'*' if k in at_edge else ''}" for k, v in settings.items()) or "–"
+            )
+            rows.append(row)
+        caption = (
+            f"{task}. Mean ± 95 % interval over seeds; * the best value of a setting is the grid's last."
+        )
+        return Table(header, rows, caption)
+
+    def _heats(self, task: str, trials: list[Line]) -> Table:
+        """The best trial of every method, those without final runs too."""
+        rows = []
+        for method in by_method(trials):
+            settings, best, worst, _ = chosen(trials, method, self.choose)
+            described = ", ".join(f"{k} {v:g}" for k, v in settings.items())
+            rows.append([method, f"{best:.4f}", f"{worst:.4f}" if worst is not None else "–", described])
+        return Table(
+            ["method", "best trial", "worst trial", "chosen"], rows, f"{task}, {self.choose.label} in trials"
+        )
+
+    def _verdict(self, task: str, finals: list[Line]) -> list[str]:
+        """QP-SBGD against the best baseline over the same seeds, whatever it says."""
+        score = self.scores[0]
+        values = {
+            m: {line.job["seed"]: line.metrics[score.name] for line in own}
+            for m, own in by_method(finals).items()
+        }
+        kinds = {m: METHODS[m].kind for m in values if m in METHODS}
+        baselines = {m: float(np.mean(list(values[m].values()))) for m, k in kinds.items() if k == "baseline"}
+        ours = {m for m, kind in kinds.items() if kind == "ours" and "published" not in m}
+        if not baselines or not ours:
+            return []
+        rival = score.best(baselines)
+        verdicts = []
+        for method in [m for m in values if m in ours]:
+            seeds = sorted(values[method].keys() & values[rival].keys())
+            result = paired([values[method][s] for s in seeds], [values[rival][s] for s in seeds])
+            versus = f"{method} minus {rival}, the best baseline"
+            verdicts.append(f"**{task}**, {score.label}: {versus}: {result} ({len(seeds)} seeds).")
+        return verdicts
+
+    def _figure(self, task: str, finals: list[Line]) -> Figure:
+        score = self.scores[0]
+        curve = f"{score.name} curve"
+        series: dict[str, figures.Curves] = {
+            method: (own[0].metrics[curve]["x"], [line.metrics[curve]["y"] for line in own])
+            for method, own in by_method(finals).items()
+            if curve in own[0].metrics
+        }
+        flat = {
+            method: float(np.mean([line.metrics[score.name] for line in own]))
+            for method, own in by_method(finals).items()
+            if curve not in own[0].metrics
+        }
+        canvas = figures.curves(series, flat, "epoch", score.label)
+        caption = f"{task}: {score.label} during training, mean and 95 % interval over seeds."
+        return Figure(task, caption, to_svg(canvas))
+
+
+def _tuned(method: str) -> str:
+    """The method whose trials choose this one's settings: itself, as a rule."""
+    return (METHODS[method].like if method in METHODS else None) or method
+
+
+def by_method(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Lines of each method in the order of ``METHODS``, sorted by seed."""
+    found: dict[str, list[Line]] = {}
+    order = [*METHODS, LOGISTIC]
+    for line in sorted(lines, key=lambda line: (order.index(line.job["method"]), line.job["seed"])):
+        found.setdefault(line.job["method"], []).append(line)
+    return found
+
+
+def chosen(
+    trials: Sequence[Line], method: str, score: Score
+) -> tuple[Settings, float, float | None, set[str]]:
+    """A method's best settings, their validation score, the worst trial's, and settings at a grid's edge."""
+    by_settings: dict[str, list[Line]] = {}
+    for line in trials:
+        if line.job["method"] == method:
+            by_settings.setdefault(str(sorted(line.job["settings"].items())), []).append(line)
+    if not by_settings:
+        return {}, math.nan, None, set()
+    means = {k: float(np.mean([line.metrics[score.name] for line in own])) for k, own in by_settings.items()}
+    best = score.best(means)
+    settings = by_settings[best][0].job["settings"]
+    others = [own[0].job["settings"] for own in by_settings.values()]
+    edges = set()
+    for name, value in settings.items():
+        values = sorted({other[name] for other in others})
+        if len(values) > 2 and value in (values[0], values[-1]):
+            edges.add(name)
+    worst = min(means.values()) if score.higher_is_better else max(means.values())
+    return settings, means[best], worst if len(means) > 1 else None, edges
+
+
+def _job(stage: str, task: str, method: str, solver: str | None, settings: Settings, seed: int) -> Job:
+    return {
+        "stage": stage,
+        "task": task,
+        "method": method,
+        "solver": solver,
+        "settings": settings,
+        "seed": seed,
+    }

@@ -1,0 +1,91 @@
+"""How figures look: colours that survive colour blindness, named axes, spread of seeds shaded."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, one colour and one dash for each method.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY = "#777777"
+Curves = tuple[Sequence[float], Sequence[Sequence[float]]]
+"""Places on the horizontal axis, and a curve for each run."""
+
+STYLES = {
+    "QP-SBGD": (VERMILION, "-"),
+    "QP-SBGD, exact": (VERMILION, "--"),
+    "QP-SBGD as published": (PURPLE, "-"),
+    "QP-SBGD as published, exact": (PURPLE, "--"),
+    "BinaryConnect SGD": (SKY, "-"),
+    "BinaryConnect signSGD": (BLUE, "-"),
+    "BinaryConnect Adam": (GREEN, "-"),
+    "ProxQuant": (ORANGE, "-"),
+    "Bop": (GREY, "-"),
+    "binary layers frozen": (BLACK, ":"),
+    "real weights, Adam": (BLACK, "--"),
+    "logistic regression": (BLACK, "-."),
+}
+
+
+def new(
+    width: float = 6.4, height: float = 3.8, rows: int = 1, columns: int = 1
+) -> tuple["Figure", "np.ndarray"]:
+    """A figure and its axes as an array of ``rows`` by ``columns``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    settings: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+    }
+    with mpl.rc_context(settings):
+        canvas, axes = plt.subplots(
+            rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
+        )
+    return canvas, axes
+
+
+def curves(
+    series: dict[str, Curves],
+    flat: dict[str, float],
+    x_label: str,
+    y_label: str,
+) -> "Figure":
+    """Mean of each method's curves with its 95 % interval shaded; ``flat`` are levels without a curve."""
+    canvas, axes = new(7.2, 3.8)
+    draw_curves(axes[0, 0], series, flat)
+    axes[0, 0].set_xlabel(x_label)
+    axes[0, 0].set_ylabel(y_label)
+    axes[0, 0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return canvas
+
+
+def draw_curves(
+    axes: "Axes",
+    series: dict[str, Curves],
+    flat: dict[str, float],
+) -> None:
+    for name, (x, runs) in series.items():
+        colour, dash = STYLES.get(name, (GREY, "-"))
+        values = np.asarray(runs, dtype=float)
+        mean = values.mean(0)
+        axes.plot(x, mean, dash, color=colour, label=name, linewidth=1.6)
+        if len(values) > 1:
+            half = 1.96 * values.std(0, ddof=1) / np.sqrt(len(values))
+            axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+    for name, level in flat.items():
+        colour, dash = STYLES.get(name, (GREY, "-."))
+        axes.axhline(level, color=colour, linestyle=dash, label=name, linewidth=1.2)

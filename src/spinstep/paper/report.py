@@ -1,0 +1,147 @@
+"""The report: every experiment's text, tables and figures, as one HTML page and as Markdown."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from spinstep.paper.lab import Experiment, Line, read_lines
+from spinstep.paper.sections import Section
+
+_PAGE = """<!doctype html>
+<html lang="en-GB">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2 { line-height: 1.2; } h2 { border-top: 1px solid #ddd; padding-top: 1.2rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; font-size: 0.85rem; margin: 1rem 0; display: block; overflow-x: auto; }
+caption { text-align: left; font-style: italic; padding-bottom: 0.3rem; }
+th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #e5e5e5; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } code { background: #f4f4f4; padding: 0.1rem 0.3rem; }
+figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 0.85rem; }
+nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p>{{ summary }}</p>
+<nav>
+{% for part in parts %}<div><a href="#{{ part.name }}">{{ part.experiment.title }}</a></div>
+{% endfor %}</nav>
+{% for part in parts %}
+<h2 id="{{ part.name }}">{{ part.experiment.title }}</h2>
+<p class="source">{{ part.experiment.source }} · {{ part.runs }} runs, {{ part.minutes }} processor minutes ·
+<code>{{ part.command }}</code></p>
+{% for note in part.section.notes %}<p>{{ note|rich }}</p>
+{% endfor %}{% for table in part.section.tables %}<table>
+{% if table.caption %}<caption>{{ table.caption|rich }}</caption>
+{% endif %}<tr>{% for cell in table.header %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell|rich }}</td>{% endfor %}</tr>
+{% endfor %}</table>
+{% endfor %}{% for figure in part.section.figures %}<figure>{{ figure.svg|safe }}
+<figcaption>{{ figure.caption|rich }}</figcaption></figure>
+{% endfor %}{% endfor %}
+</body>
+</html>
+"""
+
+
+class Part:
+    """One experiment in a report."""
+
+    def __init__(self, name: str, experiment: Experiment, lines: Sequence[Line]) -> None:
+        self.name, self.experiment = name, experiment
+        self.section = experiment.show(lines)
+        self.runs = f"{len(lines):,}"
+        self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
+        quick = bool(lines) and lines[0].job["quick"]
+        self.command = f"spinstep paper run {name}{' --quick' if quick else ''}"
+
+
+def write_report(folder: Path) -> list[Path]:
+    """Write ``report.html``, ``report.md`` and the figures beside the runs they show."""
+    from spinstep.paper.experiments import EXPERIMENTS
+
+    parts = []
+    for name, experiment in EXPERIMENTS.items():
+        if lines := read_lines(folder / f"{name}.jsonl"):
+            parts.append(Part(name, experiment, lines))
+    if not parts:
+        raise FileNotFoundError(
+            f"{folder} holds no finished runs; `spinstep paper run NAME --out {folder}` makes them"
+        )
+    title = "spinstep: the paper's experiments, and more"
+    summary = (
+        "Every number was measured by the command beside it. Each method had the same number of trials of "
+        "its settings on validation data; final runs use fresh seeds. Intervals are 95 %. A loss is printed "
+        "like a win."
+    )
+    for part in parts:
+        _write_figures(folder, part.name, part.section)
+    paths = folder / "report.html", folder / "report.md"
+    _replace(paths[0], _html(title, summary, parts))
+    text = [f"# {title}", summary, "\n".join(f"- [{p.experiment.title}](#{p.name})" for p in parts)]
+    for part in parts:
+        text.append(f'<a id="{part.name}"></a>')
+        text.append(section_markdown(part.name, part.experiment, part.section, Path()))
+        text.append(f"{part.runs} runs, {part.minutes} processor minutes: `{part.command}`")
+    _replace(paths[1], "\n\n".join(text) + "\n")
+    return list(paths)
+
+
+def show(folder: Path, name: str) -> str:
+    """Draw one experiment's figures beside its runs; its text and tables as Markdown."""
+    from spinstep.paper.experiments import EXPERIMENTS
+
+    part = Part(name, EXPERIMENTS[name], read_lines(folder / f"{name}.jsonl"))
+    _write_figures(folder, name, part.section)
+    return section_markdown(name, part.experiment, part.section, folder)
+
+
+def section_markdown(name: str, experiment: Experiment, section: Section, folder: Path) -> str:
+    """One experiment as Markdown; its figures are files below ``folder``."""
+    parts = [f"## {experiment.title}", f"*{experiment.source}*", *section.notes]
+    parts += [table.to_markdown() for table in section.tables]
+    for figure in section.figures:
+        parts.append(f"![{figure.caption}]({folder / _file(name, figure.name)})")
+    return "\n\n".join(parts)
+
+
+def _write_figures(folder: Path, name: str, section: Section) -> None:
+    (folder / "figures").mkdir(exist_ok=True)
+    for figure in section.figures:
+        _replace(folder / _file(name, figure.name), figure.svg)
+
+
+def _file(name: str, figure: str) -> str:
+    plain = "".join(c if c.isalnum() or c == "-" else "-" for c in figure.lower())
+    return f"figures/{name}-{plain}.svg".replace("--", "-")
+
+
+def _html(title: str, summary: str, parts: list[Part]) -> str:
+    import re
+
+    from jinja2 import Environment
+    from markupsafe import Markup, escape
+
+    def rich(text: str) -> Markup:
+        """Bold, emphasis and code of our own notes."""
+        safe = str(escape(text))
+        safe = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
+        safe = re.sub(r"(?<!\w)\*(?! )(.+?)\*", r"<em>\1</em>", safe)
+        return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", safe))
+
+    environment = Environment(autoescape=True, keep_trailing_newline=True)
+    environment.filters["rich"] = rich
+    return environment.from_string(_PAGE).render(title=title, summary=summary, parts=parts)
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
