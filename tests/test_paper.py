@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -8,7 +7,6 @@ from spinstep.paper.comparison import Comparison, Score, chosen
 from spinstep.paper.experiments import EXPERIMENTS
 from spinstep.paper.lab import Experiment, Lab, Line, read_lines
 from spinstep.paper.methods import METHODS, NUM_TRIALS, make_solver
-from spinstep.paper.report import write_report
 from spinstep.paper.sections import Section, Table
 from spinstep.paper.small import LOGISTIC_REGRESSION
 from spinstep.paper.statistics import estimate, paired
@@ -162,20 +160,8 @@ def test_the_list_names_every_experiment(capsys):
 
 
 def test_another_solver_has_a_folder_of_its_own(tmp_path):
-    run = [
-        "paper",
-        "run",
-        "logistic",
-        "--quick",
-        "--seeds",
-        "1",
-        "--workers",
-        "0",
-        "--solver",
-        "annealing",
-        "--out",
-    ]
-    main([*run, str(tmp_path)])
+    options = ["--quick", "--seeds", "1", "--workers", "0", "--solver", "annealing", "--out", str(tmp_path)]
+    main(["paper", "run", "logistic", *options])
     path = tmp_path / "quick" / "solver-annealing" / "logistic.jsonl"
     jobs = [line.job for line in read_lines(path)]
     assert {job["solver"] for job in jobs if job["method"] == "QP-SBGD"} == {"annealing"}
@@ -214,11 +200,9 @@ def test_the_report_is_one_page_that_needs_nothing_else(quick_results):
     folder = quick_results / "quick"
     main(["paper", "report", str(folder)])
     page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    assert not re.search(r'(src|href)="(?!#)', page)
+    assert not re.search(r'(src|href)="(?!#|data:)', page)
     for path in folder.glob("*.jsonl"):
         assert f"spinstep paper run {path.stem} --quick" in page
         assert f"spinstep paper run {path.stem} --quick" in text
     for figure in re.findall(r"\]\((figures/.*?)\)", text):
         assert (folder / figure).is_file()
-    assert json.loads(next(folder.glob("*.jsonl")).read_text().splitlines()[0])
-    assert write_report(folder) == [folder / "report.html", folder / "report.md"]
