@@ -126,12 +126,22 @@ def test_uniform_rows_reach_one_and_published_rows_are_the_normalised_jacobian()
 
 
 def test_targets_have_the_asked_root_mean_square_and_zero_stays_zero():
-    scales = torch.tensor([1.0, 1e-30, 1e-6, 0.0])
+    scales = torch.tensor([1.0, 1e-5, 1e-3, 0.0])
     grad = torch.randn(50, 4, generator=torch.manual_seed(0)) * scales
-    rms = reachable_target(grad, 0.7).square().mean(0).sqrt()
-    torch.testing.assert_close(rms, torch.tensor([0.7, 0.7, 0.7, 0.0]))
+    for small in (1.0, 1e-25):  # the squares of the second underflow
+        rms = reachable_target(grad * small, 0.7).square().mean(0).sqrt()
+        torch.testing.assert_close(rms, torch.tensor([0.7, 0.7, 0.7, 0.0]))
     assert reachable_target(grad, None) is grad
     assert torch.equal(reachable_target(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+
+
+def test_the_rounding_error_of_a_zero_is_no_target():
+    x, weight = torch.randn(20, 3), torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]], requires_grad=True)
+    hidden = x.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(hidden @ weight, torch.arange(20) % 2).backward()
+    target = reachable_target(hidden.grad, 1.0)  # the second unit says the same to both classes
+    assert torch.equal(target[:, 1], torch.zeros(20))
+    torch.testing.assert_close(target[:, [0, 2]].square().mean(0), torch.ones(2))
 
 
 def test_rows_without_a_gradient_are_left_out_of_uniform_problems_alone():

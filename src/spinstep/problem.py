@@ -147,18 +147,23 @@ def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
     raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
 
 
+ROUNDING = 1e-6  # of the layer's largest gradient
+
+
 def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)
     """Scale each unit's gradient over the batch to a root mean square of ``target_rms``.
 
     A mean-reduced loss has gradients far smaller than what ``Z G`` can be, and the nearest spins to a
     target near zero are those that do nothing. ``None`` leaves the gradient alone, which is the paper.
-    A unit whose gradient is zero keeps a zero target.
+    A unit whose gradient is zero has a zero target, and so has one whose gradient is but the rounding
+    error of a zero: a hidden unit with equal weights to both classes, say.
     """
     if target_rms is None:
         return grad
     rms = grad.square().mean(0).sqrt_()
-    if not (rms > torch.finfo(grad.dtype).tiny ** 0.4).all():  # dead units, or squares that underflow
-        peak = grad.abs().amax(0)
-        grad = grad / torch.where(peak > 0, peak, 1)
-        rms = torch.where(peak > 0, grad.square().mean(0).sqrt_(), torch.inf)
+    if not (rms > (ROUNDING * rms.max()).clamp(min=torch.finfo(grad.dtype).tiny ** 0.4)).all():
+        peak = grad.abs().amax(0)  # dead units, or squares that underflow
+        live = peak > ROUNDING * peak.max()
+        grad = grad / torch.where(live, peak, 1)
+        rms = torch.where(live, grad.square().mean(0).sqrt_(), torch.inf)
     return grad * (target_rms / rms)

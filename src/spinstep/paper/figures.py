@@ -51,10 +51,8 @@ def new(
         "grid.alpha": 0.3,
         "legend.frameon": False,
     }
-    with mpl.rc_context(settings):
-        canvas, axes = plt.subplots(
-            rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
-        )
+    mpl.rcParams.update(settings)  # not a context: legends and texts that come later follow it too
+    canvas, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
     return canvas, axes
 
 
@@ -69,8 +67,22 @@ def curves(
     draw_curves(axes[0, 0], series, flat)
     axes[0, 0].set_xlabel(x_label)
     axes[0, 0].set_ylabel(y_label)
+    axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylim(*_limits(series, flat))
     axes[0, 0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return canvas
+
+
+def _limits(series: dict[str, Curves], flat: dict[str, float]) -> tuple[float, float]:
+    """A range that shows every curve but those far away from the others, which leave the picture."""
+    means = [np.asarray(runs, dtype=float).mean(0) for _, runs in series.values()]
+    ends = np.array([mean[-1] for mean in means] + list(flat.values()))
+    middle = float(np.median(ends))
+    reach = 4 * float(np.median(np.abs(ends - middle))) + 1e-9
+    inside = [mean for mean in means if abs(mean[-1] - middle) <= reach]
+    values = np.concatenate([*inside, [v for v in flat.values() if abs(v - middle) <= reach], [middle]])
+    margin = 0.06 * (float(values.max() - values.min()) + 1e-9)
+    return float(values.min()) - margin, float(values.max()) + margin
 
 
 def draw_curves(

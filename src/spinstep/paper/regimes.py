@@ -407,6 +407,9 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
         ylabel="points against the default",
         title="The same, against the default",
     )
+    for panel in axes[1]:
+        panel.set_xticks([4, 9, 16, 25, 49, 100, 196], ["4", "9", "16", "25", "49", "100", "196"])
+        panel.minorticks_off()
     return canvas
 
 
