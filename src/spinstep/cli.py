@@ -4,6 +4,10 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spinstep.paper.sections import Section
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,9 +64,6 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     from spinstep.paper.experiments import EXPERIMENTS
     from spinstep.paper.lab import Lab
     from spinstep.paper.methods import make_solver
@@ -84,7 +85,26 @@ def _run(args: argparse.Namespace) -> None:
             EXPERIMENTS[name].plan(lab)
         except KeyboardInterrupt:
             sys.exit(f"stopped; {len(lab.finished)} runs are kept in {lab.path}, the same command goes on")
-        Console().print(Markdown(show(folder, name)))
+        _print(*show(folder, name))
+
+
+def _print(section: "Section", drawings: list[Path]) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.table import Table
+
+    console = Console()
+    for note in section.notes:
+        console.print(Markdown(note), "")
+    for shown in section.tables:
+        table = Table(title=shown.caption, title_justify="left", box=None)
+        for place, name in enumerate(shown.header):
+            table.add_column(name, no_wrap=place == 0, justify="right" if place else "left")
+        for row in shown.rows:
+            table.add_row(*row)
+        console.print(table, "")
+    for path in drawings:
+        print(path)
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from spinstep import BinaryLinear, binary_parameters
 from spinstep.analysis import same_direction, z_value
 from spinstep.paper import figures
-from spinstep.paper.comparison import loss_of
 from spinstep.paper.lab import Experiment, Job, Lab, Line
 from spinstep.paper.methods import METHODS
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import Digits02, Digits12, Digits17, pair_points
 from spinstep.paper.statistics import estimate, paired
+from spinstep.paper.training import loss_of
 from spinstep.solvers import derive_seed
 
 OURS, PUBLISHED, SIGN_SGD = "QP-SBGD", "QP-SBGD as published, exact", "BinaryConnect signSGD"

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from spinstep.data import Graph, karate, planetoid
 from spinstep.graph import BinaryGCNConv, normalized_adjacency
 from spinstep.paper import figures
-from spinstep.paper.comparison import Comparison, Score, Task, accuracy_of, logistic_scores, loss_of, train
+from spinstep.paper.comparison import Comparison, Score
 from spinstep.paper.lab import Experiment, Job, Lab, Line
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import estimate
+from spinstep.paper.training import Task, accuracy_of, logistic_scores, loss_of, train
 
 TEST_ACCURACY = Score("test_accuracy", "test accuracy")
 TRAIN_ACCURACY = Score("train_accuracy", "training accuracy")

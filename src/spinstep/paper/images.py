@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from spinstep import BinaryConv2d, BinaryLinear
 from spinstep.data import fashion_mnist, mnist
-from spinstep.paper.comparison import Comparison, Score, VectorTask, loss_of
+from spinstep.paper.comparison import Comparison, Score
 from spinstep.paper.methods import grid
+from spinstep.paper.training import VectorTask, loss_of
 
 Name = Literal["mnist", "fashion"]
 

@@ -58,6 +58,10 @@ class Experiment(ABC):
     @abstractmethod
     def show(self, lines: Sequence[Line]) -> Section: ...
 
+    def summary(self, lines: Sequence[Line]) -> list[list[str]]:
+        """Rows for the table at the head of the report, if the experiment compares methods."""
+        return []
+
 
 class Lab:
     """Where an experiment's runs are computed and kept.

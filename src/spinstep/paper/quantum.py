@@ -23,11 +23,11 @@ from spinstep.analysis import (
     spectral_gap,
 )
 from spinstep.paper import figures
-from spinstep.paper.comparison import VectorTask
 from spinstep.paper.lab import Experiment, Job, Lab, Line
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import AdultThreeFeatures, Digits12, pair_points
 from spinstep.paper.statistics import estimate
+from spinstep.paper.training import VectorTask
 from spinstep.problem import Rows
 from spinstep.record import record_of
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from spinstep import QPSBGD, BinaryLinear, binary_parameters
 from spinstep.data import mnist
 from spinstep.paper import figures
-from spinstep.paper.comparison import TUNING_SEED, VectorTask, train
+from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.lab import Experiment, Job, Lab, Line
 from spinstep.paper.methods import Settings, grid
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import Estimate, Paired, estimate, paired
+from spinstep.paper.training import VectorTask, train
 from spinstep.problem import BinaryLeastSquares
 from spinstep.record import record_of
 from spinstep.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spinstep.paper.lab import Experiment, Line, read_lines
-from spinstep.paper.sections import Section
+from spinstep.paper.sections import Section, Table
 
-_PAGE = """<!doctype html>
+_PAGE = """{% macro drawn(table) %}<table>
+{% if table.caption %}<caption>{{ table.caption|rich }}</caption>
+{% endif %}<tr>{% for cell in table.header %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell|rich }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endmacro %}<!doctype html>
 <html lang="en-GB">
 <head>
 <meta charset="utf-8">
@@ -27,7 +31,8 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
 </head>
 <body>
 <h1>{{ title }}</h1>
-<p>{{ summary }}</p>
+<p>{{ intro }}</p>
+{{ drawn(summary) }}
 <nav>
 {% for part in parts %}<div><a href="#{{ part.name }}">{{ part.experiment.title }}</a></div>
 {% endfor %}</nav>
@@ -36,11 +41,7 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
 <p class="source">{{ part.experiment.source }} · {{ part.runs }} runs, {{ part.minutes }} processor minutes ·
 <code>{{ part.command }}</code></p>
 {% for note in part.section.notes %}<p>{{ note|rich }}</p>
-{% endfor %}{% for table in part.section.tables %}<table>
-{% if table.caption %}<caption>{{ table.caption|rich }}</caption>
-{% endif %}<tr>{% for cell in table.header %}<th>{{ cell }}</th>{% endfor %}</tr>
-{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell|rich }}</td>{% endfor %}</tr>
-{% endfor %}</table>
+{% endfor %}{% for table in part.section.tables %}{{ drawn(table) }}
 {% endfor %}{% for figure in part.section.figures %}<figure>{{ figure.svg|safe }}
 <figcaption>{{ figure.caption|rich }}</figcaption></figure>
 {% endfor %}{% endfor %}
@@ -53,7 +54,7 @@ class Part:
     """One experiment in a report."""
 
     def __init__(self, name: str, experiment: Experiment, lines: Sequence[Line]) -> None:
-        self.name, self.experiment = name, experiment
+        self.name, self.experiment, self.lines = name, experiment, lines
         self.section = experiment.show(lines)
         self.runs = f"{len(lines):,}"
         self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
@@ -74,7 +75,7 @@ def write_report(folder: Path) -> list[Path]:
             f"{folder} holds no finished runs; `spinstep paper run NAME --out {folder}` makes them"
         )
     title = "spinstep: the paper's experiments, and more"
-    summary = (
+    intro = (
         "Every number was measured by the command beside it. Each method had the same number of trials of "
         "its settings on validation data; final runs use fresh seeds. Intervals are 95 %. A loss is printed "
         "like a win."
@@ -82,31 +83,37 @@ def write_report(folder: Path) -> list[Path]:
     for part in parts:
         _write_figures(folder, part.name, part.section)
     paths = folder / "report.html", folder / "report.md"
-    _replace(paths[0], _html(title, summary, parts))
-    text = [f"# {title}", summary, "\n".join(f"- [{p.experiment.title}](#{p.name})" for p in parts)]
+    summary = _summary(parts)
+    _replace(paths[0], _html(title, intro, summary, parts))
+    text = [
+        f"# {title}",
+        intro,
+        summary.to_markdown(),
+        "\n".join(f"- [{p.experiment.title}](#{p.name})" for p in parts),
+    ]
     for part in parts:
         text.append(f'<a id="{part.name}"></a>')
-        text.append(section_markdown(part.name, part.experiment, part.section, Path()))
+        text.append(section_markdown(part.name, part.experiment, part.section))
         text.append(f"{part.runs} runs, {part.minutes} processor minutes: `{part.command}`")
     _replace(paths[1], "\n\n".join(text) + "\n")
     return list(paths)
 
 
-def show(folder: Path, name: str) -> str:
-    """Draw one experiment's figures beside its runs; its text and tables as Markdown."""
+def show(folder: Path, name: str) -> tuple[Section, list[Path]]:
+    """What one experiment shows, its figures drawn beside its runs, and where they are."""
     from spinstep.paper.experiments import EXPERIMENTS
 
-    part = Part(name, EXPERIMENTS[name], read_lines(folder / f"{name}.jsonl"))
-    _write_figures(folder, name, part.section)
-    return section_markdown(name, part.experiment, part.section, folder)
+    section = EXPERIMENTS[name].show(read_lines(folder / f"{name}.jsonl"))
+    _write_figures(folder, name, section)
+    return section, [folder / _file(name, figure.name) for figure in section.figures]
 
 
-def section_markdown(name: str, experiment: Experiment, section: Section, folder: Path) -> str:
-    """One experiment as Markdown; its figures are files below ``folder``."""
+def section_markdown(name: str, experiment: Experiment, section: Section) -> str:
+    """One experiment as Markdown; its figures are files beside it."""
     parts = [f"## {experiment.title}", f"*{experiment.source}*", *section.notes]
     parts += [table.to_markdown() for table in section.tables]
     for figure in section.figures:
-        parts.append(f"![{figure.caption}]({folder / _file(name, figure.name)})")
+        parts.append(f"![{figure.caption}]({_file(name, figure.name)})")
     return "\n\n".join(parts)
 
 
@@ -121,7 +128,22 @@ def _file(name: str, figure: str) -> str:
     return f"figures/{name}-{plain}.svg".replace("--", "-")
 
 
-def _html(title: str, summary: str, parts: list[Part]) -> str:
+def _summary(parts: list[Part]) -> Table:
+    """Every comparison in one line: ours, the best baseline, their difference, and real weights."""
+    header = ["experiment", "score", "QP-SBGD", "best baseline", "difference, paired", "real weights"]
+    rows = []
+    for part in parts:
+        for task, *rest in part.experiment.summary(part.lines):
+            known = part.name.startswith(task.lower())
+            name = part.name if known else f"{part.name}, {task}"
+            rows.append([name, *rest])
+    caption = (
+        "Mean ± 95 % interval over fresh seeds, settings tuned alike. Real weights are a ceiling, no rival."
+    )
+    return Table(header, rows, caption)
+
+
+def _html(title: str, intro: str, summary: Table, parts: list[Part]) -> str:
     import re
 
     from jinja2 import Environment
@@ -136,7 +158,7 @@ def _html(title: str, summary: str, parts: list[Part]) -> str:
 
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters["rich"] = rich
-    return environment.from_string(_PAGE).render(title=title, summary=summary, parts=parts)
+    return environment.from_string(_PAGE).render(title=title, intro=intro, summary=summary, parts=parts)
 
 
 def _replace(path: Path, text: str) -> None:

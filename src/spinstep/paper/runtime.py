@@ -11,12 +11,12 @@ from torch.optim import Adam, Optimizer
 
 from spinstep import BinaryLeastSquares, LayerRecord, binary_parameters, real_parameters
 from spinstep.paper import figures
-from spinstep.paper.comparison import Task
 from spinstep.paper.graphs import Cora, Karate, PubMed
 from spinstep.paper.lab import Experiment, Job, Lab, Line
 from spinstep.paper.methods import METHODS
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import AdultTwoLayers, Digits12, pair_points
+from spinstep.paper.training import Task
 from spinstep.solvers import BlockDescentSolver
 
 TASKS: dict[str, type[Task]] = {

@@ -12,17 +12,12 @@ from torch import Tensor, nn
 from spinstep import BinaryLinear
 from spinstep.data import adult, key_points, line_features, mnist
 from spinstep.data.files import cache_folder, write_atomically
-from spinstep.paper.comparison import (
-    Comparison,
-    Score,
-    VectorTask,
-    logistic_scores,
-    loss_of,
-)
+from spinstep.paper.comparison import Comparison, Score
 from spinstep.paper.lab import Job, Lab, Line
 from spinstep.paper.methods import NUM_TRIALS, grid
 from spinstep.paper.sections import Section, Table
 from spinstep.paper.statistics import estimate
+from spinstep.paper.training import VectorTask, logistic_scores, loss_of
 
 TRAIN_LOSS = Score("train_loss", "training loss", higher_is_better=False)
 TRAIN_ACCURACY = Score("train_accuracy", "training accuracy")
