@@ -108,7 +108,7 @@ _LABELS = {
     "annealing": "simulated annealing",
     "exact": "exact",
 }
-_EXACT_GAP, _EXACT_TRAINING = 49, 16  # fan-ins up to which the optimum is proved, and trained with
+_EXACT_GAP, _SLOW_TRAINING = 49, 16  # fan-ins up to which optima are proved, and slow solvers train
 
 
 def _solver(name: str) -> Solver:
@@ -160,8 +160,8 @@ class Regimes(Experiment):
         lab.run(
             [{"part": "gap", "side": side, "seed": s} for side in sides for s in range(seeds)], "energies"
         )
-        pairs = [(a, b) for a in sides for b in _SOLVERS if b != "exact" or a * a <= _EXACT_TRAINING]
-        pairs = [(a, b) for a, b in pairs if b != "annealing" or a * a <= _EXACT_GAP]
+        slow = ("annealing", "exact")
+        pairs = [(a, b) for a in sides for b in _SOLVERS if b not in slow or a * a <= _SLOW_TRAINING]
         rates = (1e-3,) if lab.quick else (3e-4, 1e-3, 3e-3)
         trials = [
             {
