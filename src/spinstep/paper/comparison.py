@@ -240,7 +240,10 @@ class Comparison(Experiment):
             if curve not in own[0].metrics
         }
         canvas = figures.curves(series, flat, "epoch", score.label)
-        caption = f"{task}: {score.label} during training, mean and 95 % interval over seeds."
+        caption = (
+            f"{task}: {score.label} during training, mean and 95 % interval over seeds. Curves far from the "
+            "others leave the picture; ProxQuant's weights are real until training ends."
+        )
         return Figure(task, caption, to_svg(canvas))
 
 
