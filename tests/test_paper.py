@@ -138,13 +138,15 @@ def test_intervals_are_those_of_student():
     assert paired([1.0, 1.0], [1.0, 1.0]).p == 1.0
 
 
-@pytest.mark.parametrize("name", ["block", "exact", "sign", "annealing", "tabu"])
+@pytest.mark.parametrize("name", ["block", "exact", "sign", "annealing", "tabu", "feedback"])
 def test_solvers_have_names(name):
     assert make_solver(name).solve is not None
 
 
 def test_an_unknown_solver_or_experiment_is_refused_before_any_run(tmp_path, capsys):
-    with pytest.raises(SystemExit, match=r"solver is block, exact, sign, annealing or tabu, got 'x'"):
+    with pytest.raises(
+        SystemExit, match=r"solver is block, exact, sign, annealing, tabu or feedback, got 'x'"
+    ):
         main(["paper", "run", "karate", "--solver", "x", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"no experiment 'nothing'; choose from: all, logistic"):
         main(["paper", "run", "nothing", "--out", str(tmp_path)])

@@ -4,29 +4,28 @@ import json
 import pytest
 import torch
 
-from spinstep.analysis import all_energies
-from spinstep.paper import quantum
-from spinstep.paper.lab import Lab, read_lines
+from spinstep.analysis import all_energies, all_spins
+from spinstep.paper import embedding, layer_problems, qubo_evolution, sampling, spectral_gap
+from spinstep.paper.lab import Lab, read_lines, seeded
 from spinstep.paper.small import Digits12
 from spinstep.solvers import ExactSolver
 from spinstep.testing import random_problem
 
 EXPERIMENTS = {
-    "energy-histogram": quantum.ENERGY_HISTOGRAM,
-    "similarity": quantum.SIMILARITY,
-    "qubo-evolution": quantum.QUBO_EVOLUTION,
-    "embedding": quantum.EMBEDDING,
-    "spectral-gap": quantum.SPECTRAL_GAP,
+    "energy-histogram": sampling.ENERGY_HISTOGRAM,
+    "similarity": sampling.SIMILARITY,
+    "qubo-evolution": qubo_evolution.QUBO_EVOLUTION,
+    "embedding": embedding.EMBEDDING,
+    "spectral-gap": spectral_gap.SPECTRAL_GAP,
 }
 
 
 @pytest.fixture(scope="module")
 def snapshots(data_folder):
     """The first 21 problems of a network on digits."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         task = Digits12(0, False, True)
-        return list(itertools.islice(quantum.snapshots(task, 0), 21))
+        return list(itertools.islice(layer_problems.snapshots(task, 0), 21))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_quick_lines_are_enough_to_show(name, lines):
 
 def test_a_run_with_the_same_seed_measures_the_same(lines):
     line = lines["qubo-evolution"][0]
-    again = quantum.QUBO_EVOLUTION.compute(line.job)
+    again = qubo_evolution.QUBO_EVOLUTION.compute(line.job)
     assert json.loads(json.dumps(again)) == line.metrics
 
 
@@ -66,20 +65,20 @@ def test_snapshots_are_of_sixteen_spins_and_four_units(snapshots):
             assert (problem.num_spins, problem.num_units) == (16, 4)
 
 
-@pytest.mark.parametrize("name", quantum.POSINGS)
+@pytest.mark.parametrize("name", layer_problems.POSINGS)
 def test_the_marked_optimum_is_that_of_the_exact_solver(name, snapshots):
     for snapshot in snapshots[::10]:
         problem = snapshot.problems[name].double()
-        metrics = quantum.ENERGY_HISTOGRAM.measure(problem, snapshot.unit, seed=0)
+        metrics = sampling.ENERGY_HISTOGRAM.measure(problem, snapshot.unit, seed=0)
         exact = float(ExactSolver().solve(problem).energy[snapshot.unit])
         assert metrics["optimum"] == pytest.approx(exact, rel=1e-9)
-        assert sum(metrics["reads"]) == quantum.NUM_READS
+        assert sum(metrics["reads"]) == sampling.NUM_READS
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_qubo_matrix_gives_energy_differences_for_all_bits(seed):
     problem = random_problem(r=4, n=6, m=2, seed=seed).double()
-    Q = quantum.qubo_matrix(problem, unit=1)
+    Q = qubo_evolution.qubo_matrix(problem, unit=1)
     torch.testing.assert_close(Q, Q.T)
     ground = problem.energy(-torch.ones(6, 2, dtype=torch.float64))[1]
     for bits in itertools.product((0.0, 1.0), repeat=6):
@@ -91,10 +90,10 @@ def test_qubo_matrix_gives_energy_differences_for_all_bits(seed):
 def test_lowest_states_are_distinct_and_no_other_is_lower():
     problem = random_problem(r=4, n=8, m=1, seed=0)
     energies = all_energies(problem)
-    spins = quantum.all_spins(8)
+    spins = all_spins(8)
     repeated, doubled = torch.cat([spins, spins]), torch.cat([energies, energies])
     generator = torch.Generator().manual_seed(0)
-    lowest = quantum._lowest(repeated, doubled, 10, 1e-9, generator)
+    lowest = sampling.lowest(repeated, doubled, 10, 1e-9, generator)
     assert len(lowest.unique(dim=0)) == 10
     torch.testing.assert_close(problem.double().energy(lowest.T.contiguous()[:, :1]), energies.min()[None])
     found = torch.stack([problem.double().energy(row[:, None])[0] for row in lowest])
@@ -103,7 +102,7 @@ def test_lowest_states_are_distinct_and_no_other_is_lower():
 
 def test_gap_of_units_without_a_common_term_is_the_smallest_of_theirs(lines):
     for line in lines["spectral-gap"]:
-        for name in quantum.POSINGS:
+        for name in layer_problems.POSINGS:
             own, together = line.metrics[name]["own"], line.metrics[name]["plain"]
             for count, (gap, _, degeneracy) in enumerate(together, 1):
                 if degeneracy == 1:

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spinstep paper list`, or all")
     run.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
     run.add_argument("--seeds", type=int, metavar="N", help="number of seeds of the final runs")
-    run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing or tabu")
+    run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
     run.add_argument("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="%(default)s")
     run.add_argument("--workers", type=int, metavar="N", help="processes side by side; default: all cores")
     run.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from spinstep.paper import figures
-from spinstep.paper.lab import Experiment, Job, Lab, Line
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.methods import LOGISTIC, METHODS, Settings
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import Paired, estimate, paired
@@ -115,8 +114,7 @@ class Comparison(Experiment):
 
     def compute(self, job: Job) -> dict[str, Any]:
         tuning = job["stage"] == "trial"
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             task = self.tasks[job["task"]](job["seed"], tuning, job["quick"])
             if job["method"] == LOGISTIC:
                 return task.logistic()

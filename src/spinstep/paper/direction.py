@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from spinstep import BinaryLinear, binary_parameters
 from spinstep.analysis import same_direction, z_value
 from spinstep.paper import figures
-from spinstep.paper.lab import Experiment, Job, Lab, Line
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.methods import METHODS
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import Digits02, Digits12, Digits17, pair_points
 from spinstep.paper.statistics import estimate, paired
-from spinstep.paper.training import loss_of
+from spinstep.paper.training import endless_batches, loss_of, take_step
 from spinstep.solvers import derive_seed
 
 OURS, PUBLISHED, SIGN_SGD = "QP-SBGD", "QP-SBGD as published, exact", "BinaryConnect signSGD"
@@ -69,8 +69,7 @@ class DirectionTest(Experiment):
         lab.run(jobs)
 
     def compute(self, job: Job) -> dict[str, Any]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             task = TASKS[job["task"]](job["seed"], False, job["quick"])
             network = unscaled_network() if not job["scale"] else task.network()
             other = torch.Generator().manual_seed(derive_seed(job["seed"], list(TASKS).index(job["task"])))
@@ -83,8 +82,7 @@ class DirectionTest(Experiment):
             optimizer = METHODS[job["method"]].make(binary_parameters(network), seed=job["seed"], **settings)
             factor = task.batch if job["reduction"] == "sum" else 1
             counts = np.zeros((4, 2), dtype=int)
-            batches = itertools.chain.from_iterable(task.batches() for _ in itertools.count())
-            for loss in itertools.islice(batches, 6 if job["quick"] else self.steps):
+            for loss in itertools.islice(endless_batches(task), 6 if job["quick"] else self.steps):
                 counts += self._step(network, optimizer, loss, factor, task.train, arbitrary)
         names = ("all", "batch", "arbitrary", "live")
         return {name: [int(same), int(total)] for name, (same, total) in zip(names, counts, strict=True)}
@@ -148,9 +146,7 @@ def gradients(network: nn.Module, loss: Loss) -> list[Tensor]:
 def movement(network: nn.Module, optimizer: Optimizer, loss: Loss) -> list[Tensor]:
     """Take a step; the spins that it moved each weight by (zero where a weight stayed)."""
     before = [p.detach().clone() for p in network.parameters()]
-    optimizer.zero_grad()
-    loss(network).backward()
-    optimizer.step()
+    take_step(network, loss, [optimizer])
     lr = optimizer.param_groups[0]["lr"]
     return [((old - p.detach()) / lr).round() for old, p in zip(before, network.parameters(), strict=True)]
 

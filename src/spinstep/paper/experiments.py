@@ -1,6 +1,18 @@
 """Every experiment by its name on the command line."""
 
-from spinstep.paper import direction, graphs, images, quantum, regimes, rosenbrock, runtime, small
+from spinstep.paper import (
+    direction,
+    embedding,
+    graphs,
+    images,
+    qubo_evolution,
+    regimes,
+    rosenbrock,
+    runtime,
+    sampling,
+    small,
+    spectral_gap,
+)
 from spinstep.paper.lab import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -14,11 +26,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "pubmed": graphs.PUBMED,
     "direction-test": direction.DIRECTION_TEST,
     "ablation": graphs.ABLATION,
-    "energy-histogram": quantum.ENERGY_HISTOGRAM,
-    "similarity": quantum.SIMILARITY,
-    "qubo-evolution": quantum.QUBO_EVOLUTION,
-    "embedding": quantum.EMBEDDING,
-    "spectral-gap": quantum.SPECTRAL_GAP,
+    "energy-histogram": sampling.ENERGY_HISTOGRAM,
+    "similarity": sampling.SIMILARITY,
+    "qubo-evolution": qubo_evolution.QUBO_EVOLUTION,
+    "embedding": embedding.EMBEDDING,
+    "spectral-gap": spectral_gap.SPECTRAL_GAP,
     "rosenbrock": rosenbrock.ROSENBROCK,
     "runtime": runtime.RUNTIME,
     "mnist": images.MNIST,

@@ -14,6 +14,8 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#777777"
+FILLS = (ORANGE, SKY, GREEN, YELLOW, VERMILION, PURPLE, GREY)
+"""Colours on which black text can be read."""
 Curves = tuple[Sequence[float], Sequence[Sequence[float]]]
 """Places on the horizontal axis, and a curve for each run."""
 
@@ -101,3 +103,9 @@ def draw_curves(
     for name, level in flat.items():
         colour, dash = STYLES.get(name, (GREY, "-."))
         axes.axhline(level, color=colour, linestyle=dash, label=name, linewidth=1.2)
+
+
+def legend_below(canvas: "Figure", axes: "Axes") -> None:
+    """One legend for all panels: that of ``axes``, in a row under them."""
+    handles, labels = axes.get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)

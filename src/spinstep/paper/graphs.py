@@ -12,7 +12,7 @@ from spinstep.data import Graph, karate, planetoid
 from spinstep.graph import BinaryGCNConv, normalized_adjacency
 from spinstep.paper import figures
 from spinstep.paper.comparison import Comparison, Score
-from spinstep.paper.lab import Experiment, Job, Lab, Line
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import estimate
 from spinstep.paper.training import Task, accuracy_of, logistic_scores, loss_of, train
@@ -287,8 +287,7 @@ class Ablation(Experiment):
 
     def compute(self, job: Job) -> dict[str, Any]:
         extra = {"target_rms": 1.0} if job["method"] == "QP-SBGD" else {"momentum": 0}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             task = Cora(job["seed"], False, job["quick"])
             task.fraction = job["fraction"]
             return train(task, job["method"], {"lr": job["lr"], **extra}, job["seed"])

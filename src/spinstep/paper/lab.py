@@ -142,6 +142,14 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 @contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's random numbers from this seed on, and afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

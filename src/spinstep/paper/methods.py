@@ -31,16 +31,21 @@ def grid(**values: Iterable[float]) -> list[Settings]:
 
 
 def make_solver(name: str) -> Solver:
-    """``block`` (the default), ``exact``, ``sign``, or ``annealing`` and ``tabu`` of dwave-samplers."""
+    """``block`` (the default), ``exact``, ``sign``, ``annealing`` and ``tabu`` of dwave-samplers, ``feedback``.
+
+    The last is one sweep of error feedback, whatever the fan-in.
+    """
     if name in ("annealing", "tabu"):
         from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 
         if name == "tabu":
             return DimodSolver(TabuSampler(), num_reads=1, timeout=5)
         return DimodSolver(SimulatedAnnealingSampler(), num_reads=10, num_sweeps=100)
+    if name == "feedback":
+        return BlockDescentSolver(num_sweeps=1, num_reads=1)
     solvers: dict[str, type[Solver]] = {"block": BlockDescentSolver, "exact": ExactSolver, "sign": SignSolver}
     if name not in solvers:
-        raise ValueError(f"solver is block, exact, sign, annealing or tabu, got {name!r}")
+        raise ValueError(f"solver is block, exact, sign, annealing, tabu or feedback, got {name!r}")
     return solvers[name]()
 
 

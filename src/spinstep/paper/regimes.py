@@ -13,14 +13,13 @@ from spinstep import QPSBGD, BinaryLinear, binary_parameters
 from spinstep.data import mnist
 from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
-from spinstep.paper.lab import Experiment, Job, Lab, Line
-from spinstep.paper.methods import Settings, grid
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
+from spinstep.paper.methods import Settings, grid, make_solver
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import Estimate, Paired, estimate, paired
 from spinstep.paper.training import VectorTask, train
 from spinstep.problem import BinaryLeastSquares
 from spinstep.record import record_of
-from spinstep.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver
 
 INPUTS = ("pixels", "centred", "whitened")
 
@@ -111,20 +110,6 @@ _LABELS = {
 _EXACT_GAP, _SLOW_TRAINING = 49, 16  # fan-ins up to which optima are proved, and slow solvers train
 
 
-def _solver(name: str) -> Solver:
-    if name == "annealing":
-        from dwave.samplers import SimulatedAnnealingSampler
-
-        return DimodSolver(SimulatedAnnealingSampler(), num_reads=5, num_sweeps=100)
-    solvers: dict[str, Solver] = {
-        "sign": SignSolver(),
-        "feedback": BlockDescentSolver(num_sweeps=1, num_reads=1),
-        "block": BlockDescentSolver(),
-        "exact": ExactSolver(),
-    }
-    return solvers[name]
-
-
 class Regimes(Experiment):
     """Two questions: projection or sign, and which solver."""
 
@@ -185,8 +170,7 @@ class Regimes(Experiment):
         lab.run(finals, "solvers, finals")
 
     def compute(self, job: Job) -> dict[str, Any]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             if job["part"] == "gap":
                 return _gaps(job["side"], job["quick"])
             tuning = job["stage"] == "trial"
@@ -194,7 +178,8 @@ class Regimes(Experiment):
                 task = Digits(job["seed"], tuning, job["quick"], job["cell"])
                 return train(task, job["method"], job["settings"], job["seed"])
             task = Digits(job["seed"], tuning, job["quick"], _small(job["side"]))
-            return _train_with(task, _solver(job["solver"]), job["settings"]["lr"], job["seed"])
+            settings = job["settings"] | {"solver": job["solver"]}
+            return train(task, "QP-SBGD", settings, job["seed"])
 
     def show(self, lines: Sequence[Line]) -> Section:
         gains = {}
@@ -244,22 +229,6 @@ def _best(scored: Sequence[Line], **where: Any) -> Settings:
     return max(own, key=lambda line: line.metrics["test_accuracy"]).job["settings"]  # type: ignore[no-any-return]
 
 
-def _train_with(task: Digits, solver: Solver, lr: float, seed: int) -> dict[str, Any]:
-    """Train with a given solver, the optimizer's default otherwise."""
-    network = task.network()
-    optimizer = QPSBGD(binary_parameters(network), lr, solver=solver, seed=seed)
-    total = task.epochs * sum(1 for _ in task.batches())
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
-    for _ in range(task.epochs):
-        for loss in task.batches():
-            optimizer.zero_grad()
-            loss(network).backward()
-            optimizer.step()
-            cosine.step()
-    with torch.no_grad():
-        return {k: round(v, 6) for k, v in task.scores(network.eval()).items()}
-
-
 def _gaps(side: int, quick: bool) -> dict[str, Any]:
     """Energy above the optimum, as a share of ‖V‖², on first-layer problems met in training."""
     task = Digits(0, False, quick, _small(side))
@@ -282,7 +251,7 @@ def _gaps(side: int, quick: bool) -> dict[str, Any]:
 
 def _excess(problem: BinaryLeastSquares, seed: int) -> dict[str, float]:
     names = [name for name in _SOLVERS if name != "exact" or problem.num_spins <= _EXACT_GAP]
-    energies = {name: _solver(name).solve(problem, seed=seed).energy.double().sum() for name in names}
+    energies = {name: make_solver(name).solve(problem, seed=seed).energy.double().sum() for name in names}
     floor = energies["exact"] if "exact" in energies else problem.lower_bound().double().sum()
     size = problem.V.double().square().sum()
     return {name: float((energy - floor) / size) for name, energy in energies.items() if name != "exact"}

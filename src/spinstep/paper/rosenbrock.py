@@ -11,8 +11,9 @@ from torch import Tensor
 
 from spinstep import BinaryLeastSquares, sign
 from spinstep.paper import figures
-from spinstep.paper.lab import Experiment, Job, Lab, Line
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.sections import Figure, Section, Table, to_svg
+from spinstep.paper.statistics import significant
 from spinstep.problem import jacobian, reachable_target
 from spinstep.solvers import BlockDescentSolver, ExactSolver, Solver
 
@@ -147,14 +148,13 @@ class Rosenbrock(Experiment):
     def compute(self, job: Job) -> dict[str, Any]:
         binary = job["stage"] == "spins"
         steps = 40 if job["quick"] else self.spin_steps if binary else self.steps
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             start = torch.rand(job["dimension"], dtype=torch.float64) * 4 - 2
         values = descend(job["method"], start, job["lr"], steps, binary)
-        metrics: dict[str, Any] = {"value": _short(values[-1]), "best": _short(min(values))}
+        metrics: dict[str, Any] = {"value": significant(values[-1], 4), "best": significant(min(values), 4)}
         if job["stage"] == "final":
             moments = sorted({round(k * steps / self.moments) for k in range(self.moments + 1)})
-            metrics["value curve"] = {"x": moments, "y": [_short(values[k]) for k in moments]}
+            metrics["value curve"] = {"x": moments, "y": [significant(values[k], 4) for k in moments]}
         return metrics
 
     def show(self, lines: Sequence[Line]) -> Section:
@@ -229,8 +229,7 @@ def _figure(finals: dict[tuple[int, str], list[Line]]) -> Figure:
         panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         panel.set(yscale="log", xlabel="step", title=f"dimension {dimension}")
     axes[0, 0].set_ylabel("value of the function")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figures.legend_below(canvas, axes[0, 0])
     caption = "Value of the Rosenbrock function along the way: median and quartiles over starts."
     return Figure("descent", caption, to_svg(canvas))
 
@@ -271,10 +270,6 @@ def _verdict(
     reached = [f"{method} in dimension {d} ({share:.0%})" for (d, method), share in ended.items() if share]
     notes.append(f"On spins, these end at the optimum from some starts: {', '.join(reached) or 'none'}.")
     return notes
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _job(stage: str, dimension: int, method: str, lr: float, seed: int) -> Job:

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Adam, Optimizer
 
-from spinstep import BinaryLeastSquares, LayerRecord, binary_parameters, real_parameters
+from spinstep import BinaryLeastSquares, LayerRecord
 from spinstep.paper import figures
 from spinstep.paper.graphs import Cora, Karate, PubMed
-from spinstep.paper.lab import Experiment, Job, Lab, Line
-from spinstep.paper.methods import METHODS
+from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import AdultTwoLayers, Digits12, pair_points
-from spinstep.paper.training import Task
+from spinstep.paper.statistics import significant
+from spinstep.paper.training import Task, endless_batches, optimizers, take_step
 from spinstep.solvers import BlockDescentSolver
 
 TASKS: dict[str, type[Task]] = {
@@ -71,8 +70,7 @@ class Runtime(Experiment):
         )
 
     def compute(self, job: Job) -> dict[str, Any]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             if job["stage"] == "growth":
                 return {"seconds": solve_seconds(job["width"], job["batch"])}
             task = TASKS[job["task"]](job["seed"], False, job["quick"])
@@ -120,22 +118,14 @@ class Runtime(Experiment):
 def train_seconds(task: Task, method: str, settings: dict[str, Any], steps: int, seed: int) -> float:
     """Processor seconds of so many steps of training, after a few that compile and load what they need."""
     network = task.network().train()
-    optimizer = METHODS[method].make(binary_parameters(network), seed=seed, **settings)
-    steppers: list[Optimizer] = [optimizer]
-    if real := [p for _, p in real_parameters(network)]:
-        steppers.append(Adam(real, lr=task.encoder_lr))
+    steppers = optimizers(network, task, method, settings, seed)
     begin = 0.0
-    batches = itertools.chain.from_iterable(task.batches() for _ in itertools.count())
-    for step, loss in enumerate(batches):  # drawing the next batch is part of the time
+    for step, loss in enumerate(endless_batches(task)):  # drawing the next batch is part of the time
         if step == WARM_UP:
             begin = time.process_time()
         if step == WARM_UP + steps:
             break
-        for stepper in steppers:
-            stepper.zero_grad()
-        loss(network).backward()
-        for stepper in steppers:
-            stepper.step()
+        take_step(network, loss, steppers)
     return time.process_time() - begin
 
 
@@ -148,7 +138,7 @@ def solve_seconds(width: int, batch: int) -> float:
         begin = time.process_time()
         solver.solve(BinaryLeastSquares.from_record(record, "uniform", 1.0))
         taken.append(time.process_time() - begin)
-    return float(f"{np.median(taken[1:]):.4g}")  # the first warms up
+    return significant(float(np.median(taken[1:])), 4)  # the first warms up
 
 
 def exponent(points: dict[int, list[float]]) -> float:

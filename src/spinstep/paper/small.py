@@ -13,7 +13,7 @@ from spinstep import BinaryLinear
 from spinstep.data import adult, key_points, line_features, mnist
 from spinstep.data.files import cache_folder, write_atomically
 from spinstep.paper.comparison import Comparison, Score
-from spinstep.paper.lab import Job, Lab, Line
+from spinstep.paper.lab import Job, Lab, Line, seeded
 from spinstep.paper.methods import NUM_TRIALS, grid
 from spinstep.paper.sections import Section, Table
 from spinstep.paper.statistics import estimate
@@ -296,8 +296,7 @@ class DigitPairs(Comparison):
         pair = type(
             "Pair", (DigitPair,), {"digits": PAIRS[job["task"]], "keep": job["keep"], "centre": job["centre"]}
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job["seed"])
+        with seeded(job["seed"]):
             task = pair(job["seed"], False, job["quick"])
             return logistic_scores(task.train, task.test)
 

@@ -16,6 +16,10 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         return f"{self.mean:.4f}" if math.isnan(self.half) else f"{self.mean:.4f} ± {self.half:.4f}"
 
+    def percent(self) -> str:
+        mean, half = 100 * self.mean, 100 * self.half
+        return f"{self.mean:.1%}" if math.isnan(half) else f"{mean:.1f} ± {half:.1f} %"
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval; one value alone has no interval.
@@ -56,3 +60,13 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     if len(differences) < 2 or not differences.std() > 0:  # a t-test needs spread
         return Paired(estimate(list(differences)), 1.0 if not differences.any() else math.nan)
     return Paired(estimate(list(differences)), float(stats.ttest_1samp(differences, 0).pvalue))
+
+
+def significant(value: float, digits: int) -> float:
+    """A value with so many significant digits, to be kept on file.
+
+    Example:
+        >>> significant(0.0123456, 3)
+        0.0123
+    """
+    return float(f"{value:.{digits}g}")

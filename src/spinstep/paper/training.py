@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,16 +101,39 @@ def accuracy_of(out: Tensor, y: Tensor) -> float:
     return float((predicted == y).float().mean())
 
 
+def endless_batches(task: Task) -> Iterator[Callable[[nn.Module], Tensor]]:
+    """The losses of one epoch after another."""
+    while True:
+        yield from task.batches()
+
+
+def optimizers(
+    network: nn.Module, task: Task, method: str, settings: Settings, seed: int
+) -> list[torch.optim.Optimizer]:
+    """The method's for the binary weights, and Adam for the real-valued parameters if there are any."""
+    found = [METHODS[method].make(binary_parameters(network), seed=seed, **settings)]
+    if real := [p for _, p in real_parameters(network)]:
+        found.append(torch.optim.Adam(real, lr=task.encoder_lr))
+    return found
+
+
+def take_step(
+    network: nn.Module, loss: Callable[[nn.Module], Tensor], steppers: Sequence[torch.optim.Optimizer]
+) -> None:
+    for stepper in steppers:
+        stepper.zero_grad()
+    loss(network).backward()
+    for stepper in steppers:
+        stepper.step()
+
+
 def train(task: Task, method: str, settings: Settings, seed: int, watch: int = 0) -> dict[str, Any]:
     """Train a network from scratch; the scores at the end and, if asked, along the way.
 
     Binary weights go to the method, real-valued parameters to Adam; both learning rates follow a cosine.
     """
     network = task.network()
-    optimizer = METHODS[method].make(binary_parameters(network), seed=seed, **settings)
-    steppers: list[torch.optim.Optimizer] = [optimizer]
-    if real := [p for _, p in real_parameters(network)]:
-        steppers.append(torch.optim.Adam(real, lr=task.encoder_lr))
+    steppers = optimizers(network, task, method, settings, seed)
     total = task.epochs * sum(1 for _ in task.batches())
     cosine = [torch.optim.lr_scheduler.CosineAnnealingLR(s, T_max=total) for s in steppers]
     moments = set(np.linspace(0, task.epochs, watch + 1).astype(int)[1:]) if watch else set()
@@ -119,19 +142,15 @@ def train(task: Task, method: str, settings: Settings, seed: int, watch: int = 0
     for epoch in range(1, task.epochs + 1):
         network.train()
         for loss in task.batches():
-            for stepper in steppers:
-                stepper.zero_grad()
-            loss(network).backward()
-            for stepper in steppers:
-                stepper.step()
+            take_step(network, loss, steppers)
             for schedule in cosine:
                 schedule.step()
         if epoch in moments:
             steps.append(epoch)
             for name, value in _finite(task.watched, network).items():
                 curves.setdefault(name, []).append(round(value, 5))
-    if isinstance(optimizer, ProxQuant) and optimizer.regularization:
-        optimizer.project()
+    if isinstance(steppers[0], ProxQuant) and steppers[0].regularization:
+        steppers[0].project()
     metrics: dict[str, Any] = dict(_finite(task.scores, network))
     return metrics | {f"{name} curve": {"x": steps, "y": curve} for name, curve in curves.items()}
 
