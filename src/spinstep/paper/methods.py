@@ -31,10 +31,7 @@ def grid(**values: Iterable[float]) -> list[Settings]:
 
 
 def make_solver(name: str) -> Solver:
-    """``block`` (the default), ``exact``, ``sign``, ``annealing`` and ``tabu`` of dwave-samplers, ``feedback``.
-
-    The last is one sweep of error feedback, whatever the fan-in.
-    """
+    """``block`` (the default), ``feedback`` (one sweep of it), ``exact``, ``sign``, ``annealing``, ``tabu``."""
     if name in ("annealing", "tabu"):
         from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 
