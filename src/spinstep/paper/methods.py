@@ -31,7 +31,7 @@ def grid(**values: Iterable[float]) -> list[Settings]:
 
 
 def make_solver(name: str) -> Solver:
-    """``block`` (the default), ``feedback`` (one sweep of it), ``exact``, ``sign``, ``annealing``, ``tabu``."""
+    """``block`` (the default), ``feedback`` (one sweep), ``exact``, ``sign``, ``annealing`` or ``tabu``."""
     if name in ("annealing", "tabu"):
         from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 
