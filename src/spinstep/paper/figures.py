@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spinstep.paper.statistics import estimate
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -98,7 +100,7 @@ def draw_curves(
         mean = values.mean(0)
         axes.plot(x, mean, dash, color=colour, label=name, linewidth=1.6)
         if len(values) > 1:
-            half = 1.96 * values.std(0, ddof=1) / np.sqrt(len(values))
+            half = np.array([estimate(point).half for point in values.T])
             axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
     for name, level in flat.items():
         colour, dash = STYLES.get(name, (GREY, "-."))
