@@ -1,6 +1,7 @@
 import os
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,12 @@ def data_folder():
     if os.environ.get("SPINSTEP_DATA_REQUIRED"):
         pytest.fail(f"SPINSTEP_DATA_REQUIRED is set, but SPINSTEP_DATA={folder!r} is no folder")
     pytest.skip("needs real data: set SPINSTEP_DATA")
+
+
+@pytest.fixture
+def one_thread():
+    """Timings on one thread: on a busy machine, threads that wait for each other cost a hundredfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -30,9 +30,9 @@ def task():
     return centers[which] + torch.randn(512, 20, generator=generator), which % 2
 
 
-def network():
+def network(outputs=2):
     torch.manual_seed(0)
-    return nn.Sequential(BinaryLinear(20, 32), nn.Hardtanh(), BinaryLinear(32, 2))
+    return nn.Sequential(BinaryLinear(20, 32), nn.Hardtanh(), BinaryLinear(32, outputs))
 
 
 def train(model, optimizer, steps=150, scheduler=None):
@@ -92,14 +92,12 @@ def test_every_method_can_be_copied_with_its_model(name):
 
 
 def test_sign_sgd_is_qp_sbgd_with_the_sign_solver():
-    model = network()
-    twin, begin = copy.deepcopy(model), copy.deepcopy(model)
-    train(model, SignSGD(binary_parameters(model), lr=0.003), steps=1)
-    train(twin, QPSBGD(binary_parameters(twin), lr=0.003, solver=SignSolver()), steps=1)
-    for a, b, before in zip(model.parameters(), twin.parameters(), begin.parameters(), strict=True):
-        moved = b != before  # a unit whose gradient is the rounding error of a zero rests
-        assert moved.float().mean() > 0.3
-        assert (a == b)[moved].float().mean() > 0.999
+    model = network(outputs=16)  # with two, many a unit has equal outgoing weights, no gradient, and rests
+    twin = copy.deepcopy(model)
+    train(model, SignSGD(binary_parameters(model), lr=0.003), steps=10)
+    train(twin, QPSBGD(binary_parameters(twin), lr=0.003, solver=SignSolver()), steps=10)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (a == b).float().mean() > 0.999  # a gradient within rounding of zero may differ
 
 
 def test_binary_connect_clamps_and_stays_in_step_with_its_inner_optimizer():

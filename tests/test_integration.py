@@ -73,6 +73,7 @@ def test_wide_mnist_layers_are_solved_within_their_certificate(layer_problems, l
         assert gap.mean() < allowed
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_layer_takes_a_ten_thousandth_of_the_time_of_annealing(layer_problems):
     problem = layer_problems[1]
     unit = BinaryLeastSquares(problem.Z, problem.V[:, :1])
@@ -83,7 +84,7 @@ def test_a_layer_takes_a_ten_thousandth_of_the_time_of_annealing(layer_problems)
         solver.solve(problem)
         return time.perf_counter() - begin
 
-    own = min(seconds(BlockDescentSolver(), problem) for _ in range(20))  # whatever else the machine does
+    own = sorted(seconds(BlockDescentSolver(), problem) for _ in range(9))[4]
     assert seconds(annealer, unit) * problem.num_units > 10_000 * own
 
 

@@ -52,6 +52,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+        os.chmod(temporary, 0o644)  # a temporary file is its owner's alone
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

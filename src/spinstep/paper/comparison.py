@@ -76,7 +76,7 @@ class Comparison(Experiment):
             finals = []
             for method in self._finalists(task, trials):
                 settings = chosen(trials, _tuned(method), self.choose)[0]
-                solver = self._solver(method, lab)
+                solver = lab.solver_for(METHODS[method].solver)
                 finals += [_job("final", task, method, solver, settings, seed) for seed in range(seeds)]
             if self.logistic:
                 finals += [_job("final", task, LOGISTIC, None, {}, seed) for seed in range(seeds)]
@@ -90,13 +90,9 @@ class Comparison(Experiment):
                 settings = settings[len(settings) // 2 :][:1]
             for trial in settings:
                 for seed in range(1 if lab.quick else self.tuning_seeds):
-                    solver = self._solver(method, lab)
+                    solver = lab.solver_for(METHODS[method].solver)
                     jobs.append(_job("trial", task, method, solver, trial, TUNING_SEED + seed))
         return jobs
-
-    def _solver(self, method: str, lab: Lab) -> str | None:
-        own = METHODS[method].solver
-        return lab.solver if own == "block" and lab.solver else own
 
     def _finalists(self, task: str, trials: list[Line]) -> list[str]:
         if self.finalists is None:
@@ -164,9 +160,7 @@ class Comparison(Experiment):
                 ", ".join(f"{k} {v:g}{'†' if k in at_edge else ''}" for k, v in settings.items()) or "–"
             )
             rows.append(row)
-        caption = (
-            f"{task}. Mean ± 95 % interval over seeds; † the best value of a setting is the last of its grid."
-        )
+        caption = f"{task}. Mean ± 95 % interval over seeds; † a chosen value at the end of its grid."
         return Table(header, rows, caption)
 
     def _heats(self, task: str, trials: list[Line]) -> Table:
@@ -237,10 +231,10 @@ class Comparison(Experiment):
             for method, own in by_method(finals).items()
             if curve not in own[0].metrics
         }
-        canvas = figures.curves(series, flat, "epoch", score.label)
+        canvas = figures.curves(series, flat, "epoch", score.label, score.higher_is_better)
         caption = (
-            f"{task}: {score.label} during training, mean and 95 % interval over seeds. Curves far from the "
-            "others leave the picture; ProxQuant's weights are real until training ends."
+            f"{task}: {score.label} during training, mean and 95 % interval over seeds. Curves far worse "
+            "than the others leave the picture; ProxQuant's weights are real until training ends."
         )
         return Figure(task, caption, to_svg(canvas))
 

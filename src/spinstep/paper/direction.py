@@ -63,8 +63,7 @@ class DirectionTest(Experiment):
         seeds = lab.seeds or (1 if lab.quick else 10)
         jobs = []
         for task, variant, seed in itertools.product(TASKS, variants(), range(seeds)):
-            own = METHODS[variant.method].solver
-            solver = lab.solver if own == "block" and lab.solver else own
+            solver = lab.solver_for(METHODS[variant.method].solver)
             jobs.append({"task": task, **variant._asdict(), "solver": solver, "seed": seed})
         lab.run(jobs)
 

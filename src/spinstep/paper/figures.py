@@ -65,6 +65,7 @@ def curves(
     flat: dict[str, float],
     x_label: str,
     y_label: str,
+    higher_is_better: bool,
 ) -> "Figure":
     """Mean of each method's curves with its 95 % interval shaded; ``flat`` are levels without a curve."""
     canvas, axes = new(7.2, 3.8)
@@ -72,19 +73,21 @@ def curves(
     axes[0, 0].set_xlabel(x_label)
     axes[0, 0].set_ylabel(y_label)
     axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].set_ylim(*_limits(series, flat))
+    axes[0, 0].set_ylim(*_limits(series, flat, higher_is_better))
     axes[0, 0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return canvas
 
 
-def _limits(series: dict[str, Curves], flat: dict[str, float]) -> tuple[float, float]:
-    """A range that shows every curve but those far away from the others, which leave the picture."""
+def _limits(series: dict[str, Curves], flat: dict[str, float], higher_is_better: bool) -> tuple[float, float]:
+    """A range that shows every curve but those far worse than the others, which leave the picture."""
     means = [np.asarray(runs, dtype=float).mean(0) for _, runs in series.values()]
     ends = np.array([mean[-1] for mean in means] + list(flat.values()))
     middle = float(np.median(ends))
     reach = 4 * float(np.median(np.abs(ends - middle))) + 1e-9
-    inside = [mean for mean in means if abs(mean[-1] - middle) <= reach]
-    values = np.concatenate([*inside, [v for v in flat.values() if abs(v - middle) <= reach], [middle]])
+    worse = -1 if higher_is_better else 1
+    inside = [mean for mean in means if worse * (mean[-1] - middle) <= reach]
+    levels = [level for level in flat.values() if worse * (level - middle) <= reach]
+    values = np.concatenate([*inside, levels, [middle]])
     margin = 0.06 * (float(values.max() - values.min()) + 1e-9)
     return float(values.min()) - margin, float(values.max()) + margin
 

@@ -96,6 +96,10 @@ class Lab:
         self.path = self.folder / f"{name}.jsonl"
         self.finished = {_key(line.job): line for line in read_lines(self.path)}
 
+    def solver_for(self, own: str | None) -> str | None:
+        """A method's own solver, or the one asked for in place of the default."""
+        return self.solver if own == "block" and self.solver else own
+
     def run(self, jobs: Sequence[Job], label: str = "runs") -> list[Line]:
         """The lines of these jobs; those that are not on file are computed now, side by side."""
         jobs = [{**job, "quick": self.quick} for job in jobs]

@@ -1,10 +1,9 @@
 """The report: every experiment's text, tables and figures, as one HTML page and as Markdown."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from spinstep.data.files import write_atomically
 from spinstep.paper.lab import Experiment, Line, read_lines
 from spinstep.paper.sections import Section, Table
 
@@ -77,14 +76,14 @@ def write_report(folder: Path) -> list[Path]:
     title = "spinstep: the paper's experiments, and more"
     intro = (
         "Every number was measured by the command beside it. Each method had the same number of trials of "
-        "its settings on validation data; final runs use fresh seeds. Intervals are 95 %. A loss is printed "
-        "like a win."
+        "its settings on validation data (on training loss where convergence is the claim); final runs use "
+        "fresh seeds. Intervals are 95 %. A loss is printed like a win."
     )
     for part in parts:
         _write_figures(folder, part.name, part.section)
     paths = folder / "report.html", folder / "report.md"
     summary = _summary(parts)
-    _replace(paths[0], _html(title, intro, summary, parts))
+    write_atomically(paths[0], _html(title, intro, summary, parts).encode())
     text = [
         f"# {title}",
         intro,
@@ -95,7 +94,7 @@ def write_report(folder: Path) -> list[Path]:
         text.append(f'<a id="{part.name}"></a>')
         text.append(section_markdown(part.name, part.experiment, part.section))
         text.append(f"{part.runs} runs, {part.minutes} processor minutes: `{part.command}`")
-    _replace(paths[1], "\n\n".join(text) + "\n")
+    write_atomically(paths[1], ("\n\n".join(text) + "\n").encode())
     return list(paths)
 
 
@@ -118,9 +117,8 @@ def section_markdown(name: str, experiment: Experiment, section: Section) -> str
 
 
 def _write_figures(folder: Path, name: str, section: Section) -> None:
-    (folder / "figures").mkdir(exist_ok=True)
     for figure in section.figures:
-        _replace(folder / _file(name, figure.name), figure.svg)
+        write_atomically(folder / _file(name, figure.name), figure.svg.encode())
 
 
 def _file(name: str, figure: str) -> str:
@@ -159,11 +157,3 @@ def _html(title: str, intro: str, summary: Table, parts: list[Part]) -> str:
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters["rich"] = rich
     return environment.from_string(_PAGE).render(title=title, intro=intro, summary=summary, parts=parts)
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
