@@ -157,6 +157,18 @@ class QPSBGD(Optimizer):
         self._forget()
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with what the solver wants kept, such as a QPU's ledger."""
+        state = super().state_dict()
+        if own := self.solver.state_dict():
+            state["solver"] = own
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "solver"})
+        if "solver" in state_dict:
+            self.solver.load_state_dict(state_dict["solver"])
+
     def _layers(self) -> list["_Layer"]:
         """Every weight that trains, with its record."""
         layers = []

@@ -48,6 +48,13 @@ class Solver(ABC):
         """Solve the problems of one step; each gets a seed of its own."""
         return [self.solve(p, seed=derive_seed(seed, i)) for i, p in enumerate(problems)]
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the optimizer keeps of the solver: nothing, unless it spends money."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most solvers have none
+        """Take back what :meth:`state_dict` gave."""
+
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
         return f"{type(self).__name__}({settings})"

@@ -12,6 +12,7 @@ from spinstep.solvers._kernels import HAS_NUMBA, compiled, descend_block
 from spinstep.solvers.base import Solution, Solver
 
 SMALL_FAN_IN = 32
+Backend = Literal["auto", "numba", "torch"]
 
 
 class BlockDescentSolver(Solver):
@@ -49,7 +50,7 @@ class BlockDescentSolver(Solver):
         num_sweeps: int | None = None,
         num_reads: int | None = None,
         block_size: int | None = None,
-        backend: Literal["auto", "numba", "torch"] = "auto",
+        backend: Backend = "auto",
     ) -> None:
         for name, value in (
             ("num_sweeps", num_sweeps),
@@ -102,22 +103,31 @@ class BlockDescentSolver(Solver):
         couplings = [z.T @ z for z, _, _ in blocks]
         for _ in range(sweeps):
             for K, (z, h, g) in zip(couplings, blocks, strict=True):
-                R.addmm_(self._flip(K, _fields(R, z, h), g), z.T, alpha=-1)
-
-    def _flip(self, K: Tensor, field: Tensor, g: Tensor) -> Tensor:
-        change = torch.empty_like(field)
-        if self.backend != "torch" and HAS_NUMBA and g.device.type == "cpu":
-            compiled(descend_block)(K.numpy(), field.numpy(), g.numpy(), change.numpy())
-            return change
-        for i in range(len(K)):
-            old = g[:, i].clone()
-            g[:, i] = spins_of(field[:, i] + K[i, i] * old)
-            change[:, i] = g[:, i] - old
-            field.addr_(change[:, i], K[i], alpha=-1)
-        return change
+                R.addmm_(flip_(K, _fields(R, z, h), g, self.backend), z.T, alpha=-1)
 
 
 # All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
+
+
+def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Tensor:  # -> (m, b)
+    """Set spin after spin of a block to the sign of its field; return the change.
+
+    Args:
+        K: Couplings of the block, shape ``(b, b)``.
+        field: Fields of the block, shape ``(m, b)``; overwritten.
+        g: Spins of the block, shape ``(m, b)``; updated.
+        backend: As in :class:`BlockDescentSolver`.
+    """
+    change = torch.empty_like(field)
+    if backend != "torch" and HAS_NUMBA and g.device.type == "cpu":
+        compiled(descend_block)(K.numpy(), field.numpy(), g.numpy(), change.numpy())
+        return change
+    for i in range(len(K)):
+        old = g[:, i].clone()
+        g[:, i] = spins_of(field[:, i] + K[i, i] * old)
+        change[:, i] = g[:, i] - old
+        field.addr_(change[:, i], K[i], alpha=-1)
+    return change
 
 
 def _error_feedback(problem: BinaryLeastSquares, size: int) -> tuple[Tensor, Tensor]:  # (m, n), (m, r)

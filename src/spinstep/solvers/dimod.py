@@ -1,4 +1,4 @@
-"""Any dimod sampler as a solver: simulated annealing, tabu, a D-Wave QPU."""
+"""Any dimod sampler as a solver: simulated annealing, classical or quantum, tabu, a D-Wave QPU."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from spinstep.problem import BinaryLeastSquares
+from spinstep.solvers._openjij import OpenJijSampler, is_openjij
 from spinstep.solvers.base import Solution, Solver, derive_seed
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class DimodSolver(Solver):
     Args:
         sampler: Any object with dimod's ``sample`` method.
         **sample_kwargs: Passed on to ``sampler.sample`` untouched. A sampler that knows a ``seed`` gets
-            one for each unit unless it is given here.
+            one for each unit unless it is given here. OpenJij's ``SASampler`` and ``SQASampler`` get one
+            for each read, or all their reads would be equal.
 
     Example:
         >>> from dwave.samplers import SimulatedAnnealingSampler
@@ -47,13 +49,14 @@ class DimodSolver(Solver):
         gram = (double.Z.T @ double.Z).cpu().numpy()
         couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
         biases = (-2 * double.fields()).T.cpu().numpy()
-        own_seed = "seed" in getattr(self.sampler, "parameters", ()) and "seed" not in self.sample_kwargs
+        sampler = OpenJijSampler(self.sampler) if is_openjij(self.sampler) else self.sampler
+        own_seed = "seed" in getattr(sampler, "parameters", ()) and "seed" not in self.sample_kwargs
         columns = []
         for unit, h in enumerate(biases):
             bqm = couplings.copy()  # the units differ in their biases alone
             bqm.add_linear_from_array(h)
             extra = {"seed": derive_seed(seed, unit)} if own_seed else {}
-            columns.append(_best(self.sampler.sample(bqm, **self.sample_kwargs, **extra)))
+            columns.append(_best(sampler.sample(bqm, **self.sample_kwargs, **extra)))
         spins = torch.stack(columns, 1).to(problem.Z)
         return Solution(spins, problem.energy(spins))
 
