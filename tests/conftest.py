@@ -22,3 +22,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def sapi_env(tmp_path_factory):
+    """No D-Wave settings of this machine, no cache of solver definitions."""
+    config = tmp_path_factory.mktemp("dwave") / "dwave.conf"
+    config.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DWAVE_")]:
+            patch.delenv(name)
+        patch.setenv("DWAVE_CACHE_HOME", "off")
+        patch.setenv("DWAVE_CONFIG_FILE", str(config))
+        yield

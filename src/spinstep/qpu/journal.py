@@ -1,0 +1,211 @@
+"""What was sent, what it cost and what came back: one file that is journal, ledger and tape.
+
+Every fact is a line of JSON, on disk before anything depends on it. After a crash the file says which jobs
+may be out there; after the run it says what was paid; and its answers replay the run without a QPU.
+"""
+
+import base64
+import json
+import os
+import secrets
+import threading
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks; there, giving each run its own journal is up to its user
+    fcntl = None  # type: ignore[assignment]
+
+from spinstep.qpu.chip import Chip
+from spinstep.qpu.service import Answer
+
+MICRO = 1e-6
+
+
+class BudgetError(RuntimeError):
+    """The next call would cost more than is left of the run's budget; nothing was sent."""
+
+
+@dataclass
+class Attempt:
+    """One job: what was set aside for it, and what is known of it since."""
+
+    key: str
+    label: str
+    reserved_us: float
+    id: str | None = None
+    charged_us: float | None = None
+    answer: Answer | None = None
+    void: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost_us(self) -> float:
+        if self.void is not None:
+            return 0.0
+        return self.reserved_us if self.charged_us is None else self.charged_us
+
+
+class Journal:
+    """The jobs of a run, in a file that survives whatever happens to the process.
+
+    A journal belongs to one process at a time; its threads may share it.
+
+    Args:
+        path: The file, made if it is not there.
+        budget: Seconds of QPU time that the run may use in all, those of earlier processes included.
+        read_only: Only look at it.
+    """
+
+    def __init__(self, path: str | Path, budget: float | None = None, *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self.budget_us = None if budget is None else budget / MICRO
+        self.attempts: dict[str, Attempt] = {}
+        self.chips: dict[str, Chip] = {}
+        self.layouts: dict[str, list[Any]] = {}
+        self.run = ""
+        self.carried_us = 0.0
+        self._of_key: dict[str, list[Attempt]] = {}
+        self._lock = threading.RLock()
+        self._file: IO[str] | None = None
+        if read_only:
+            self._read(self.path.read_text())
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115, it stays open
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise RuntimeError(f"{self.path} is in use by another run; give each its own journal") from None
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind("\n") + 1]
+        self._file.truncate(len(whole.encode()))  # a line cut short by a crash was never relied upon
+        self._read(whole)
+        if not self.run:
+            self._note("run", id=secrets.token_hex(4))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def spent_us(self) -> float:
+        """Charged, or set aside for jobs whose cost is not known yet."""
+        with self._lock:
+            return self.carried_us + sum(attempt.cost_us for attempt in self.attempts.values())
+
+    def attempts_of(self, key: str) -> list[Attempt]:
+        with self._lock:
+            return list(self._of_key.get(key, ()))
+
+    def carry(self, spent_us: float) -> None:
+        """Count what a checkpoint says was spent, if this journal knows of less."""
+        with self._lock:
+            if spent_us > self.spent_us:
+                self._note("carried", us=spent_us - self.spent_us)
+
+    def reserve(self, key: str, label: str, cost_us: float, **facts: Any) -> Attempt:
+        """Set the cost of a job aside before it is sent."""
+        with self._lock:
+            spent = self.spent_us
+            if self.budget_us is not None and spent + cost_us > self.budget_us:
+                raise BudgetError(
+                    f"a call of {cost_us * MICRO:.3f} s does not fit: {spent * MICRO:.3f} of "
+                    f"{self.budget_us * MICRO:.3f} s of QPU time are used; raise budget, or give a fallback"
+                )
+            self._note("reserve", label=label, key=key, us=cost_us, facts=facts)
+            return self.attempts[label]
+
+    def accepted(self, attempt: Attempt, job: str) -> None:
+        self._note("accepted", label=attempt.label, id=job)
+
+    def answered(self, attempt: Attempt, answer: Answer) -> None:
+        bits = np.packbits(answer.spins > 0, axis=1)
+        self._note(
+            "answer",
+            label=attempt.label,
+            us=attempt.reserved_us if answer.charged_us is None else answer.charged_us,
+            qubits=answer.spins.shape[1],
+            occurrences=answer.occurrences.tolist(),
+            spins=base64.b64encode(zlib.compress(bits.tobytes())).decode(),
+        )
+
+    def voided(self, attempt: Attempt, why: str) -> None:
+        """The job never ran, so it costs nothing."""
+        self._note("void", label=attempt.label, why=why)
+
+    def keep_chip(self, chip: Chip) -> None:
+        """Write the chip down once, so that the run can be replayed without it."""
+        with self._lock:
+            if chip.key not in self.chips:
+                definition = json.dumps({"graph_id": chip.graph_id, "properties": dict(chip.properties)})
+                packed = base64.b64encode(zlib.compress(definition.encode())).decode()
+                self._note("chip", chip=chip.key, name=chip.name, definition=packed)
+
+    def keep_layout(self, name: str, cliques: Sequence[Any]) -> None:
+        with self._lock:
+            if name not in self.layouts:
+                self._note("layout", layout=name, cliques=list(cliques))
+
+    def _note(self, event: str, **facts: Any) -> None:
+        with self._lock:
+            if self._file is None:
+                raise RuntimeError(f"{self.path} is closed or was opened to be read")
+            line = json.dumps({"event": event, **facts})
+            self._file.write(line + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._apply(json.loads(line))
+
+    def _read(self, content: str) -> None:
+        for number, text in enumerate(content.splitlines(), 1):
+            try:
+                self._apply(json.loads(text))
+            except (ValueError, KeyError, TypeError, zlib.error) as error:
+                raise ValueError(f"{self.path}, line {number} is not a line of a journal ({error})") from None
+
+    def _apply(self, fact: dict[str, Any]) -> None:
+        event = fact["event"]
+        if event == "run":
+            self.run = fact["id"]
+        elif event == "chip":
+            definition = json.loads(zlib.decompress(base64.b64decode(fact["definition"])))
+            self.chips[fact["chip"]] = Chip(fact["name"], definition["graph_id"], definition["properties"])
+        elif event == "layout":
+            self.layouts[fact["layout"]] = fact["cliques"]
+        elif event == "reserve":
+            attempt = Attempt(fact["key"], fact["label"], fact["us"], facts=fact["facts"])
+            self.attempts[attempt.label] = attempt
+            self._of_key.setdefault(attempt.key, []).append(attempt)
+        elif event == "carried":
+            self.carried_us += fact["us"]
+        else:
+            attempt = self.attempts[fact["label"]]
+            if event == "accepted":
+                attempt.id = fact["id"]
+            elif event == "void":
+                attempt.void = fact["why"]
+            elif event == "answer":
+                attempt.charged_us, attempt.answer = fact["us"], _answer(fact)
+            else:
+                raise ValueError(f"no such event: {event!r}")
+
+
+def _answer(fact: dict[str, Any]) -> Answer:
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(fact["spins"])), np.uint8)
+    occurrences = np.array(fact["occurrences"], dtype=np.int64)
+    bits = np.unpackbits(raw.reshape(len(occurrences), -1), axis=1)[:, : fact["qubits"]]
+    return Answer((2 * bits.astype(np.int8) - 1).astype(np.int8), occurrences, fact["us"])
