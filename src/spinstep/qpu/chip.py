@@ -28,7 +28,7 @@ class Chip:
     Example:
         >>> chip = Chip.ideal("pegasus", size=2)
         >>> chip.topology, len(chip.qubits), len(chip.couplers)
-        ('pegasus', 40, 188)
+        ('pegasus', 40, 164)
     """
 
     name: str

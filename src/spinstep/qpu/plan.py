@@ -102,7 +102,7 @@ def plan(
         **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
 
     Example:
-        >>> small = plan([16, 4, 4, 2], batch_size=50, num_samples=1000, chip=Chip.ideal(size=4))
+        >>> small = plan([16, 4, 4, 2], batch_size=50, num_samples=1000, chip=Chip.ideal(size=6))
         >>> len(small.calls), small.steps_per_epoch
         (1, 20)
     """
