@@ -1,0 +1,256 @@
+"""A step on an emulated QPU: layouts, packing, blocks, plan. Faults and money are in test_qpu_faults.py."""
+
+import itertools
+from collections import Counter
+
+import dimod
+import numpy as np
+import pytest
+import torch
+from dwave.cloud import coders
+from dwave.cloud.solver import StructuredSolver
+from dwave.embedding import chain_strength as dwave_chain_strength
+from dwave.embedding import embed_bqm, verify_embedding
+
+from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
+from spinstep.qpu import Chip, QPUService, QPUSolver, plan
+from spinstep.qpu.embedding import fill, pages
+from spinstep.qpu.packing import Ising, Page, chain_strength
+from spinstep.qpu.schedule import block_sizes, schedule
+from spinstep.qpu.service import encoded
+from spinstep.solvers import BlockDescentSolver, ExactSolver
+from spinstep.testing import check_solver, random_problem
+from spinstep.testing.sapi import Sapi
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", params=["pegasus", "zephyr"])
+def chip(request):
+    with Sapi(request.param, size=4 if request.param == "pegasus" else 3, broken=0.02) as sapi:
+        definition = sapi.chip.definition
+    return Chip(definition["identity"]["name"], "graph", definition["properties"])
+
+
+@pytest.fixture
+def solver(sapi_env, tmp_path, monkeypatch):
+    with Sapi(size=6, num_sweeps=100) as sapi:
+        monkeypatch.setenv("DWAVE_API_TOKEN", sapi.token)
+        service = QPUService(endpoint=sapi.url)
+        solver = QPUSolver(tmp_path / "journal", 100.0, service=service, num_reads=32)
+        solver.sapi = sapi
+        yield solver
+        solver.close()
+
+
+def random_isings(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [Ising(rng.normal(size=n), np.triu(rng.normal(size=(n, n)), 1)) for n in sizes]
+
+
+def bqm_of(problem):
+    return dimod.BinaryQuadraticModel(problem.h, problem.J, 0.0, dimod.SPIN)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 8, 12, 20])
+def test_cliques_are_minors_of_the_working_graph_and_share_no_qubit(chip, size):
+    page = fill(chip, {size: 3})
+    assert page
+    qubits = [q for clique in page for chain in clique for q in chain]
+    assert len(set(qubits)) == len(qubits)
+    complete = list(itertools.combinations(range(size), 2))
+    for clique in page:
+        assert len(clique) == size
+        source = complete or [(0, 0)]
+        assert verify_embedding(dict(enumerate(clique)), source, chip.couplers.tolist())
+
+
+def test_a_layout_is_found_once_and_a_damaged_one_is_refused(chip, tmp_path, monkeypatch):
+    first = fill(chip, {8: 2}, tmp_path)
+    monkeypatch.setattr("spinstep.qpu.embedding._search", None)
+    assert fill(chip, {8: 2}, tmp_path) == first
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text(path.read_text().replace(str(first[0][0][0]), "999999", 1))
+    with pytest.raises(ValueError, match="not a layout"):
+        fill(chip, {8: 2}, tmp_path)
+
+
+def test_pages_hold_every_unit_and_similar_sizes_share_layouts(chip, monkeypatch):
+    calls = []
+    monkeypatch.setattr("spinstep.qpu.embedding.fill", lambda *a: calls.append(1) or fill(*a))
+    found = pages(chip, {12: 9, 11: 3, 10: 1, 2: 4})
+    assert Counter(len(clique) for page in found for clique in page) == {12: 9, 11: 3, 10: 1, 2: 4}
+    assert len(calls) <= 3
+
+
+def test_a_clique_larger_than_the_chip_says_what_to_do(chip):
+    with pytest.raises(ValueError, match="smaller block_size"):
+        fill(chip, {500: 1})
+
+
+def test_programmed_energies_are_those_of_the_units_when_chains_hold(chip):
+    page = Page.of(chip, fill(chip, {5: 2, 3: 1}))
+    problems = random_isings(len(clique) for clique in page.cliques)
+    programmed = page.program(problems)
+    rng = np.random.default_rng(1)
+    spins = rng.choice((-1, 1), size=(7, int(page.starts[-1])))
+    for flipped in (0, 1, 2):  # flip one unit: the energy changes by its own, times its scale
+        other = spins.copy()
+        own = slice(page.starts[flipped], page.starts[flipped + 1])
+        other[:, own] *= -1
+        change = programmed.energies(other[:, page.spin_of]) - programmed.energies(spins[:, page.spin_of])
+        expected = problems[flipped].energies(1.0 * other[:, own]) - problems[flipped].energies(
+            1.0 * spins[:, own]
+        )
+        ratio = change / expected
+        assert np.allclose(ratio, ratio[0])
+        assert ratio[0] > 0
+
+
+def test_a_programmed_clique_is_what_dwave_embeds(chip):
+    (clique,) = fill(chip, {6: 1})
+    page, (problem,) = Page.of(chip, [clique]), random_isings([6])
+    strength = chain_strength(problem)
+    expected = embed_bqm(bqm_of(problem), dict(enumerate(clique)), _adjacency(chip), chain_strength=strength)
+    programmed = page.program([problem])
+    scale = programmed.h[np.abs(programmed.h).argmax()] / max(expected.linear.values(), key=abs)
+    for qubit, bias in zip(programmed.qubits, programmed.h, strict=True):
+        assert bias == pytest.approx(scale * expected.linear[qubit], rel=1e-9)
+    for (a, b), strength in zip(programmed.qubits[programmed.couplers], programmed.J, strict=True):
+        assert strength == pytest.approx(scale * expected.quadratic.get((a, b), 0.0), abs=1e-9)
+
+
+def test_every_unit_uses_the_whole_range_and_none_leaves_it(chip):
+    page = Page.of(chip, fill(chip, {5: 3}))
+    problems = [Ising(h * 10.0**k, J * 10.0**k) for k, (h, J) in enumerate(random_isings([5, 5, 5]))]
+    programmed = page.program(problems)
+    h_max = chip.properties["h_range"][1]
+    j_min, j_max = chip.properties["extended_j_range"]
+    assert np.abs(programmed.h).max() <= h_max
+    assert j_min <= programmed.J.min()
+    assert programmed.J.max() <= j_max
+    loudest = [np.abs(programmed.h[page.clique_of == k]).max() for k in range(3)]
+    assert max(loudest) < 30 * min(loudest)  # not the hundred that lies between the problems
+
+
+def test_chain_strength_is_dwaves_uniform_torque_compensation():
+    for problem in random_isings([2, 5, 30]):
+        expected = dwave_chain_strength.uniform_torque_compensation(bqm_of(problem))
+        assert chain_strength(problem) == pytest.approx(expected)
+
+
+def test_broken_chains_are_repaired_by_descent_and_counted(chip):
+    page = Page.of(chip, fill(chip, {12: 1}))
+    (problem,) = random_isings([12])
+    optimum = min(itertools.product((-1.0, 1.0), repeat=12), key=lambda s: problem.energies(np.array([s]))[0])
+    samples = np.array(optimum, dtype=np.int8)[page.spin_of][None].repeat(2, 0)
+    chain = page.qubits[page.spin_of == 3]
+    assert len(chain) > 1
+    samples[1, page.spin_of == 3] = [1, -1] * (len(chain) // 2) + [-int(optimum[3])] * (len(chain) % 2)
+    (reading,) = page.read(samples, [problem])
+    assert np.array_equal(reading.spins[0], optimum)
+    assert np.array_equal(reading.spins[1], optimum)
+    assert reading.broken == pytest.approx(1 / 24)
+
+
+def test_the_wire_format_is_the_clients(chip):
+    page = Page.of(chip, fill(chip, {5: 2}))
+    programmed = page.program(random_isings([5, 5]))
+    solver = StructuredSolver(
+        None, {"identity": {"name": chip.name}, "properties": {**chip.properties, "parameters": {}}}
+    )
+    linear = dict(zip(programmed.qubits.tolist(), programmed.h, strict=True))
+    pairs = programmed.qubits[programmed.couplers].tolist()
+    quadratic = {(a, b): J for (a, b), J in zip(pairs, programmed.J, strict=True)}
+    expected = coders.encode_problem_as_qp(solver, linear, quadratic)
+    ours = encoded(programmed, chip)
+    assert ours["lin"] == expected["lin"]
+    assert ours["quad"] == expected["quad"]
+
+
+def test_copies_of_the_units_save_reads(chip):
+    (call,) = schedule(chip, [3, 3], num_reads=40)
+    copies = Counter(call.units)
+    assert copies[0] == copies[1] > 1
+    assert call.num_reads == -(-40 // copies[0])
+    (alone,) = schedule(chip, [3, 3], num_reads=1)
+    assert Counter(alone.units) == {0: 1, 1: 1}
+
+
+def test_blocks_are_nearly_equal_and_never_too_large():
+    for n, size in itertools.product(range(1, 130), (1, 7, 32)):
+        blocks = block_sizes(n, size)
+        assert sum(blocks) == n
+        assert max(blocks) <= size
+        assert max(blocks) - min(blocks) <= 1
+
+
+@pytest.mark.slow
+def test_the_solver_keeps_the_contract(solver):
+    check_solver(solver, max_spins=12)
+
+
+def test_all_units_of_a_step_take_one_call_and_reach_the_optimum(solver):
+    problems = [random_problem(20, 8, 4, 0), random_problem(20, 4, 4, 1), random_problem(9, 4, 2, 2)]
+    solutions = solver.solve_all(problems, seed=5)
+    assert len(solver.sapi.ledger()) == 1
+    for problem, solution in zip(problems, solutions, strict=True):
+        best = ExactSolver().solve(problem)
+        torch.testing.assert_close(solution.energy, best.energy)
+        assert solution.info["chain_breaks"].shape == (problem.num_units,)
+
+
+def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
+    problem = random_problem(30, 40, 3, 0)
+    solver.block_size = 10
+    one = solver.solve(problem).energy
+    assert len(solver.sapi.ledger()) == 4
+    solver.num_sweeps = 3
+    three = solver.solve(problem, seed=1).energy
+    assert (three <= one).all()
+    assert three.sum() < one.sum()
+    best = BlockDescentSolver(num_sweeps=8).solve(problem).energy
+    assert three.sum() < 1.05 * best.sum()
+
+
+def test_momentum_and_double_precision_reach_the_chip(solver):
+    problem = random_problem(8, 6, 2, 3, dtype=torch.float64)
+    problem = type(problem)(problem.Z, 0.1 * problem.V, H=torch.randn(6, 2, dtype=torch.float64))
+    torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
+
+
+def test_the_plan_of_a_model_is_the_bill_of_its_steps(solver):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        BinaryConv2d(1, 2, 3, stride=2), torch.nn.Hardtanh(), torch.nn.Flatten(), BinaryLinear(8, 3)
+    )
+    expected = plan(model, 5, 10, epochs=2, chip=solver.chip, num_reads=32)
+    optimizer = QPSBGD(binary_parameters(model), solver=solver)
+    for _ in range(expected.steps_per_epoch * expected.epochs):
+        optimizer.zero_grad()
+        model(torch.randn(5, 1, 6, 6)).square().mean().backward()
+        optimizer.step()
+    assert expected.run_seconds == pytest.approx(solver.qpu_seconds, rel=1e-2)
+    assert solver.sapi.charged_us == pytest.approx(1e6 * expected.run_seconds, rel=1e-2)
+    assert len(solver.sapi.ledger()) == 4 * len(expected.calls)
+    assert expected.one_by_one_seconds > 4 * expected.step_seconds
+
+
+def test_a_plan_speaks_of_what_is_wrong():
+    with pytest.raises(ValueError, match="no binary layers"):
+        plan(torch.nn.Linear(2, 2), 1, 1)
+    with pytest.raises(ValueError, match="widths"):
+        plan([4], 1, 1)
+    with pytest.raises(ValueError, match="topology"):
+        Chip.ideal("chimera")
+
+
+def _adjacency(chip):
+    graph = {q: set() for q in chip.qubits.tolist()}
+    for a, b in chip.couplers.tolist():
+        graph[a].add(b)
+        graph[b].add(a)
+    return graph
