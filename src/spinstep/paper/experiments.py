@@ -1,6 +1,7 @@
 """Every experiment by its name on the command line."""
 
 from spinstep.paper import (
+    annealers,
     direction,
     embedding,
     graphs,
@@ -39,5 +40,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cora-raw": graphs.CORA_RAW,
     "pubmed-raw": graphs.PUBMED_RAW,
     "regimes": regimes.REGIMES,
+    "annealers": annealers.ANNEALERS,
 }
 """In the paper's order; what goes beyond the paper comes last."""

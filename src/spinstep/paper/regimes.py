@@ -338,10 +338,10 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
     _heat(axes[0, 0], gains)
     bars = {f"batch {b}": gains.get((128, 3, b, "pixels", False)) for b in BATCHES}
     bars |= {name: gains.get((128, 3, 100, name, False)) for name in INPUTS}
-    _bars(axes[0, 1], bars, "Batch size and inputs\n(width 128, 3 hidden layers)")
+    _bars(axes[0, 1], bars, "batch size and inputs\n(width 128, 3 hidden layers)")
     plain = {f"{d} hidden": gains.get((128, d, 100, "pixels", False)) for d in DEPTHS}
     normed = {f"{d} hidden, BatchNorm": gains.get((128, d, 100, "pixels", True)) for d in DEPTHS}
-    _bars(axes[0, 2], plain | normed, "Depth and BatchNorm\n(width 128)")
+    _bars(axes[0, 2], plain | normed, "depth and BatchNorm\n(width 128)")
     colours = dict(
         zip(
             _SOLVERS,
@@ -358,24 +358,25 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
         )
     axes[1, 0].axvspan(_EXACT_GAP + 1, 250, color="#000000", alpha=0.05, linewidth=0)
     axes[1, 0].set(xscale="log", yscale="log", xlabel="fan-in n", ylabel="energy above the optimum, of ‖V‖²")
-    axes[1, 0].set_title("Solver quality (grey: above a bound)")
-    axes[1, 0].legend(fontsize=7)
-    for name, own in scores.items():
+    axes[1, 0].set_title("Do I need an annealer?\nsolvers, above the optimum")
+    axes[1, 0].text(0.98, 0.03, "grey: above a bound", transform=axes[1, 0].transAxes, ha="right", fontsize=7)
+    for place, (name, own) in enumerate(scores.items()):
         style = {"marker": markers[name], "color": colours[name], "markersize": 4, "capsize": 2}
+        style |= {"label": _LABELS[name], "linewidth": 0.8, "shift": 0.95 + 0.025 * place}
         _intervals(axes[1, 1], {n: estimate(values) for n, values in own.items()}, style)
         if name != "block":
             both = own.keys() & scores.get("block", {}).keys()
             in_points = {n: [[100 * v for v in scored[n]] for scored in (own, scores["block"])] for n in both}
             _intervals(axes[1, 2], {n: paired(*values).difference for n, values in in_points.items()}, style)
-    axes[1, 1].set(
-        xscale="log", xlabel="fan-in n", ylabel="test accuracy", title="Trained with each solver (n-16-10)"
-    )
+    axes[1, 1].set(xscale="log", xlabel="fan-in n", ylabel="test accuracy")
+    axes[1, 1].set_title("networks n-16-10\ntrained with each solver")
+    axes[1, 1].legend(fontsize=7, loc="lower right")
     axes[1, 2].axhline(0, color=figures.BLACK, linewidth=0.8)
     axes[1, 2].set(
         xscale="log",
         xlabel="fan-in n",
         ylabel="points against the default",
-        title="The same, against the default",
+        title="the same networks\nagainst the default solver",
     )
     for panel in axes[1]:
         panel.set_xticks([4, 9, 16, 25, 49, 100, 196], ["4", "9", "16", "25", "49", "100", "196"])
@@ -384,8 +385,10 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
 
 
 def _intervals(axes: Any, values: dict[int, Estimate], style: dict[str, Any]) -> None:
-    sizes = sorted(values)
-    axes.errorbar(sizes, [values[n].mean for n in sizes], [values[n].half for n in sizes], **style)
+    sizes, shift = sorted(values), style["shift"]  # side by side, or the intervals hide each other
+    style = {key: value for key, value in style.items() if key != "shift"}
+    places = [shift * n for n in sizes]
+    axes.errorbar(places, [values[n].mean for n in sizes], [values[n].half for n in sizes], **style)
 
 
 def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
@@ -412,7 +415,9 @@ def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
     axes.set_xticks(range(len(WIDTHS)), [str(w) for w in WIDTHS])
     axes.set_yticks(range(len(DEPTHS)), [str(d) for d in DEPTHS])
     axes.grid(False)
-    axes.set(xlabel="width", ylabel="hidden layers", title="QP-SBGD minus signSGD, points")
+    axes.set(
+        xlabel="width", ylabel="hidden layers", title="Should I use this?\nQP-SBGD minus signSGD, points"
+    )
 
 
 def _bars(axes: Any, bars: dict[str, Paired | None], title: str) -> None:
