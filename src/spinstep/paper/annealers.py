@@ -106,7 +106,7 @@ class Annealers(Experiment):
             f"many), {self.num_reads[PAIR]} samples of each unit. {ADULT}: {self.steps[ADULT]} steps and "
             f"{self.num_reads[ADULT]} samples, as much as emulation allows; what counts there are the "
             "energies of the problems met on the way. The learning rate of the pair was chosen with the "
-            f"exact solver on validation data, that of Adult is {self.adult_rate}; every solver has the same.",
+            f"exact solver on validation data, Adult has {self.adult_rate}; every solver the same.",
             "The emulated QPU is simulated annealing on the embedded problem, chains and all, behind "
             "D-Wave's own client; it is kinder than a real chip. Control noise adds normal errors of "
             f"{NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled problem. QPU seconds "
