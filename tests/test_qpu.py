@@ -150,10 +150,10 @@ def test_broken_chains_are_repaired_by_descent_and_counted(chip):
     chain = page.qubits[page.spin_of == 3]
     assert len(chain) > 1
     samples[1, page.spin_of == 3] = [1, -1] * (len(chain) // 2) + [-int(optimum[3])] * (len(chain) % 2)
-    (reading,) = page.read(samples, [problem])
+    (reading,) = page.read(samples, np.array([3, 1]), [problem])
     assert np.array_equal(reading.spins[0], optimum)
     assert np.array_equal(reading.spins[1], optimum)
-    assert reading.broken == pytest.approx(1 / 24)
+    assert reading.broken == pytest.approx(1 / 48)  # one chain of twelve, in one read of four
 
 
 def test_the_wire_format_is_the_clients(chip):

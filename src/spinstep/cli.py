@@ -1,29 +1,41 @@
-"""The command line: ``spinstep paper list``, ``run NAME`` and ``report FOLDER``."""
+"""The command line: ``spinstep paper`` for the experiments, ``spinstep qpu`` for runs on a D-Wave QPU."""
 
 import argparse
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spinstep.paper.sections import Section
+    from spinstep.qpu import Chip
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point of the ``spinstep`` command."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args, rest = parser.parse_known_args(arguments)
+    if args.command is _emulate:
+        args.rest = rest  # the emulator reads its own options
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         args.command(args)
     except ImportError as error:
-        sys.exit(f'{error}; the experiments need: pip install "spinstep[paper,fast,graph,qpu]"')
-    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f'{error}; all commands need: pip install "spinstep[paper,fast,graph,qpu]"')
+    except (ValueError, FileNotFoundError, ConnectionError) as error:
         sys.exit(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("spinstep", description="Binary neural networks, trained in spins.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_paper(commands)
+    _add_qpu(commands)
+    return parser
+
+
+def _add_paper(commands: Any) -> None:
     paper = commands.add_parser("paper", help="the experiments of the QP-SBGD paper, and more, on real data")
     actions = paper.add_subparsers(required=True, metavar="ACTION")
     actions.add_parser("list", help="every experiment, and where it is in the paper").set_defaults(
@@ -48,7 +60,62 @@ def _parser() -> argparse.ArgumentParser:
     report = actions.add_parser("report", help="write report.html and report.md from the runs in a folder")
     report.add_argument("folder", type=Path, metavar="DIR")
     report.set_defaults(command=_report)
-    return parser
+
+
+def _add_qpu(commands: Any) -> None:
+    qpu = commands.add_parser("qpu", help="training on a D-Wave QPU: planned, looked at, emulated")
+    actions = qpu.add_subparsers(required=True, metavar="ACTION")
+    plan = actions.add_parser(
+        "plan",
+        help="what a run will cost, before anything is sent",
+        description="What training a network on a QPU will take. Without --connect an ideal chip is assumed "
+        "and nothing leaves this machine; with it, the configured service is asked for its working graph.",
+    )
+    plan.add_argument("widths", type=_widths, metavar="WIDTHS", help="of the network, such as 16-4-4-2")
+    plan.add_argument("--batch-size", type=_count, required=True, metavar="N", help="rows of a batch")
+    plan.add_argument(
+        "--num-samples", type=_count, required=True, metavar="N", help="rows of the training set"
+    )
+    plan.add_argument("--epochs", type=_count, default=1, metavar="N", help="passes over it; %(default)s")
+    plan.add_argument(
+        "--num-reads", type=_count, default=100, metavar="N", help="samples a unit; %(default)s"
+    )
+    plan.add_argument("--annealing-time", type=float, metavar="US", help="default: the chip's")
+    plan.add_argument("--block-size", type=_count, default=32, metavar="N", help="spins at once; %(default)s")
+    plan.add_argument("--num-sweeps", type=_count, default=1, metavar="N", help="over blocks; %(default)s")
+    plan.add_argument("--topology", choices=["pegasus", "zephyr"], default="pegasus", help="%(default)s")
+    plan.add_argument("--connect", action="store_true", help="plan on the working graph of your QPU")
+    plan.set_defaults(command=_plan)
+
+    inspect = actions.add_parser(
+        "inspect",
+        help="a run from its journal: the step on the chip, energies, chain breaks",
+        description="Prints what a run cost and how its chains held, from its journal alone, and draws one "
+        "of its calls: the chains on the chip, the energies of the samples, the chain breaks of the run.",
+    )
+    inspect.add_argument("journal", type=Path, metavar="JOURNAL")
+    inspect.add_argument("--call", type=_count, metavar="N", help="which to draw, from 1; default: the last")
+    inspect.add_argument("--out", type=Path, metavar="FILE", help="the picture; default: JOURNAL.svg")
+    inspect.set_defaults(command=_inspect)
+
+    actions.add_parser(
+        "emulate",
+        add_help=False,
+        help="an emulated QPU on this machine, until Ctrl-C; --help for its options",
+    ).set_defaults(command=_emulate)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)
+
+
+def _widths(text: str) -> list[int]:
+    widths = [_count(part) for part in text.split("-")]
+    if len(widths) < 2:
+        raise argparse.ArgumentTypeError(f"expected the inputs and every layer's units, got {text!r}")
+    return widths
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -93,7 +160,7 @@ def _print(section: "Section", drawings: list[Path]) -> None:
     from rich.markdown import Markdown
     from rich.table import Table
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as its tables
     for note in section.notes:
         console.print(Markdown(note), "")
     for shown in section.tables:
@@ -112,3 +179,61 @@ def _report(args: argparse.Namespace) -> None:
 
     for path in write_report(args.folder):
         print(path)
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from spinstep.qpu import plan
+
+    extra = {} if args.annealing_time is None else {"annealing_time": args.annealing_time}
+    planned = plan(
+        args.widths,
+        args.batch_size,
+        args.num_samples,
+        args.epochs,
+        chip=_chip(args),
+        num_reads=args.num_reads,
+        block_size=args.block_size,
+        num_sweeps=args.num_sweeps,
+        **extra,
+    )
+    _print_rows(planned.rows())
+
+
+def _chip(args: argparse.Namespace) -> "Chip":
+    from spinstep.qpu import Chip, QPUService, ServiceError
+
+    if not args.connect:
+        return Chip.ideal(args.topology)
+    try:
+        return QPUService().chip
+    except (ServiceError, RuntimeError) as error:
+        raise ConnectionError(f"there is no QPU to plan for: {error}") from None
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    from spinstep.qpu import Journal
+    from spinstep.qpu.inspect import answered_calls, picture, rows
+
+    journal = Journal(args.journal, read_only=True)
+    _print_rows(rows(journal))
+    calls = answered_calls(journal)
+    canvas = picture(calls, args.call or len(calls))
+    out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
+    canvas.savefig(out, dpi=200)
+    print(out)
+
+
+def _emulate(args: argparse.Namespace) -> None:
+    from spinstep.testing.sapi.__main__ import main as emulate
+
+    emulate(args.rest)
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -34,22 +34,46 @@ class BudgetError(RuntimeError):
 
 @dataclass
 class Attempt:
-    """One job: what was set aside for it, and what is known of it since."""
+    """One job: what was set aside for it, and what is known of it since.
+
+    Its larger parts, ``facts`` and ``answer``, stay in the file until they are asked for.
+    """
 
     key: str
     label: str
     reserved_us: float
+    fingerprint: list[Any]
     id: str | None = None
     charged_us: float | None = None
-    answer: Answer | None = None
     void: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    misfits: int = 0  # answers that were fetched and refused; not written down
+    _line: Callable[[int], dict[str, Any]] = field(kw_only=True, repr=False)
+    _reserved_at: int = field(kw_only=True, repr=False)
+    _answered_at: int | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known yet if the job will be paid."""
+        return self.void is None and self.charged_us is None
+
+    @property
+    def is_answered(self) -> bool:
+        return self._answered_at is not None
 
     @property
     def cost_us(self) -> float:
         if self.void is not None:
             return 0.0
         return self.reserved_us if self.charged_us is None else self.charged_us
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was written down beside the job."""
+        return self._line(self._reserved_at)["facts"]  # type: ignore[no-any-return]
+
+    @property
+    def answer(self) -> Answer | None:
+        return None if self._answered_at is None else _answer(self._line(self._answered_at))
 
 
 class Journal:
@@ -73,33 +97,38 @@ class Journal:
         self.carried_us = 0.0
         self._of_key: dict[str, list[Attempt]] = {}
         self._lock = threading.RLock()
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
+        self._end = 0
         if read_only:
-            self._read(self.path.read_text())
+            self._read()
         else:
             self._open()
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115, it stays open
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115, it stays open
         try:
             if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise RuntimeError(f"{self.path} is in use by another run; give each its own journal") from None
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind("\n") + 1]
-        self._file.truncate(len(whole.encode()))  # a line cut short by a crash was never relied upon
-        self._read(whole)
-        if not self.run:
-            self._note("run", id=secrets.token_hex(4))
+                try:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise RuntimeError(
+                        f"{self.path} is in use by another run; give each its own journal"
+                    ) from None
+            self._read()
+            self._file.truncate(self._end)  # a line cut short by a crash was never relied upon
+            if not self.run:
+                self._note("run", id=secrets.token_hex(4))
+                _keep_name_of(self.path)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     @property
     def spent_us(self) -> float:
@@ -111,22 +140,34 @@ class Journal:
         with self._lock:
             return list(self._of_key.get(key, ()))
 
+    def superfluous(self) -> list[Attempt]:
+        """Jobs that may be out there though their call has its answer from another."""
+        with self._lock:
+            candidates = [attempt for attempt in self.attempts.values() if attempt.is_open]
+            return [a for a in candidates if any(b.is_answered for b in self._of_key[a.key])]
+
+    def has_answer(self, key: str, layout: str) -> bool:
+        """Whether a call was answered, and was laid out like this."""
+        return any(a.is_answered and a.facts["layout"] == layout for a in self.attempts_of(key))
+
     def carry(self, spent_us: float) -> None:
         """Count what a checkpoint says was spent, if this journal knows of less."""
         with self._lock:
             if spent_us > self.spent_us:
                 self._note("carried", us=spent_us - self.spent_us)
 
-    def reserve(self, key: str, label: str, cost_us: float, **facts: Any) -> Attempt:
-        """Set the cost of a job aside before it is sent."""
+    def reserve(self, key: str, cost_us: float, fingerprint: list[Any], **facts: Any) -> Attempt:
+        """Set the cost of a job aside, and give it a label that no other job has, before it is sent."""
         with self._lock:
             spent = self.spent_us
-            if self.budget_us is not None and spent + cost_us > self.budget_us:
+            if self.budget_us is not None and not spent + cost_us <= self.budget_us:
                 raise BudgetError(
                     f"a call of {cost_us * MICRO:.3f} s does not fit: {spent * MICRO:.3f} of "
                     f"{self.budget_us * MICRO:.3f} s of QPU time are used; raise budget, or give a fallback"
                 )
-            self._note("reserve", label=label, key=key, us=cost_us, facts=facts)
+            # Random, so that the copy of a journal, carried on by another run, makes labels of its own.
+            label = f"spinstep-{self.run}/{key}/{secrets.token_hex(4)}"
+            self._note("reserve", label=label, key=key, us=cost_us, fingerprint=fingerprint, facts=facts)
             return self.attempts[label]
 
     def accepted(self, attempt: Attempt, job: str) -> None:
@@ -142,6 +183,10 @@ class Journal:
             occurrences=answer.occurrences.tolist(),
             spins=base64.b64encode(zlib.compress(bits.tobytes())).decode(),
         )
+
+    def wasted(self, attempt: Attempt, why: str) -> None:
+        """The job is paid, but nothing of use came of it."""
+        self._note("wasted", label=attempt.label, us=attempt.reserved_us, why=why)
 
     def voided(self, attempt: Attempt, why: str) -> None:
         """The job never ran, so it costs nothing."""
@@ -164,20 +209,37 @@ class Journal:
         with self._lock:
             if self._file is None:
                 raise RuntimeError(f"{self.path} is closed or was opened to be read")
-            line = json.dumps({"event": event, **facts})
-            self._file.write(line + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._apply(json.loads(line))
-
-    def _read(self, content: str) -> None:
-        for number, text in enumerate(content.splitlines(), 1):
+            line = json.dumps({"event": event, **facts}).encode() + b"\n"
             try:
-                self._apply(json.loads(text))
-            except (ValueError, KeyError, TypeError, zlib.error) as error:
-                raise ValueError(f"{self.path}, line {number} is not a line of a journal ({error})") from None
+                if self._file.write(line) != len(line):
+                    raise OSError(f"{self.path} took only a part of a line; is the disk full?")
+                os.fsync(self._file.fileno())
+            except OSError:
+                self.close()  # a line after half a line could not be read again
+                raise
+            self._apply(json.loads(line), self._end)
+            self._end += len(line)
 
-    def _apply(self, fact: dict[str, Any]) -> None:
+    def _read(self) -> None:
+        with open(self.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self._apply(json.loads(line), self._end)
+                except (ValueError, KeyError, TypeError, zlib.error) as error:
+                    raise ValueError(
+                        f"{self.path}, line {number} is not a line of a journal ({error})"
+                    ) from None
+                self._end += len(line)
+
+    def _line(self, place: int) -> dict[str, Any]:
+        """Read a line again: a long run's answers would fill the memory."""
+        with open(self.path, "rb") as file:
+            file.seek(place)
+            return json.loads(file.readline())  # type: ignore[no-any-return]
+
+    def _apply(self, fact: dict[str, Any], place: int) -> None:
         event = fact["event"]
         if event == "run":
             self.run = fact["id"]
@@ -186,22 +248,24 @@ class Journal:
             self.chips[fact["chip"]] = Chip(fact["name"], definition["graph_id"], definition["properties"])
         elif event == "layout":
             self.layouts[fact["layout"]] = fact["cliques"]
-        elif event == "reserve":
-            attempt = Attempt(fact["key"], fact["label"], fact["us"], facts=fact["facts"])
-            self.attempts[attempt.label] = attempt
-            self._of_key.setdefault(attempt.key, []).append(attempt)
         elif event == "carried":
             self.carried_us += fact["us"]
-        else:
+        elif event == "reserve":
+            own = (fact[name] for name in ("key", "label", "us", "fingerprint"))
+            attempt = Attempt(*own, _line=self._line, _reserved_at=place)
+            self.attempts[attempt.label] = attempt
+            self._of_key.setdefault(attempt.key, []).append(attempt)
+        elif event == "accepted":
+            self.attempts[fact["label"]].id = fact["id"]
+        elif event == "void":
+            self.attempts[fact["label"]].void = fact["why"]
+        elif event in ("answer", "wasted"):
             attempt = self.attempts[fact["label"]]
-            if event == "accepted":
-                attempt.id = fact["id"]
-            elif event == "void":
-                attempt.void = fact["why"]
-            elif event == "answer":
-                attempt.charged_us, attempt.answer = fact["us"], _answer(fact)
-            else:
-                raise ValueError(f"no such event: {event!r}")
+            attempt.charged_us = fact["us"]
+            if event == "answer":
+                attempt._answered_at = place
+        else:
+            raise ValueError(f"no such event: {event!r}")
 
 
 def _answer(fact: dict[str, Any]) -> Answer:
@@ -209,3 +273,13 @@ def _answer(fact: dict[str, Any]) -> Answer:
     occurrences = np.array(fact["occurrences"], dtype=np.int64)
     bits = np.unpackbits(raw.reshape(len(occurrences), -1), axis=1)[:, : fact["qubits"]]
     return Answer((2 * bits.astype(np.int8) - 1).astype(np.int8), occurrences, fact["us"])
+
+
+def _keep_name_of(path: Path) -> None:
+    """A new file is only safe from a power cut once its folder is on disk too."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,11 +1,12 @@
 """Many Ising problems in one call: written onto the qubits of a page, and read back from its samples."""
 
+import base64
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +127,7 @@ class Page:
         """Sum over the couplers of each qubit."""
         return np.bincount(self.couplers.ravel(), np.repeat(J, 2), len(self.qubits)).astype(np.float64)
 
-    def read(self, samples: Spins, problems: Sequence[Ising]) -> list["Reading"]:
+    def read(self, samples: Spins, occurrences: Ints, problems: Sequence[Ising]) -> list["Reading"]:
         """What each problem's chains say; those whose qubits disagree are repaired by descent."""
         order = np.argsort(self.spin_of, kind="stable")
         length = np.bincount(self.spin_of)
@@ -137,15 +138,16 @@ class Page:
         for k, problem in enumerate(problems):
             own = slice(self.starts[k], self.starts[k + 1])
             spins = _repaired(problem, majority[:, own], broken[:, own])
-            readings.append(Reading(spins, problem.energies(spins), float(broken[:, own].mean())))
+            share = float(np.average(broken[:, own].mean(1), weights=occurrences))
+            readings.append(Reading(spins, problem.energies(spins), share))
         return readings
 
 
 class Reading(NamedTuple):
-    """Samples of one unit: its spins and energy in every read, and the share of chains that broke."""
+    """Distinct samples of one unit, their energies, and the share of chains that broke in all reads."""
 
-    spins: Floats  # (reads, n)
-    energies: Floats  # (reads,)
+    spins: Floats  # (samples, n)
+    energies: Floats  # (samples,)
     broken: float
 
     @classmethod
@@ -195,3 +197,26 @@ def _repaired(problem: Ising, spins: Floats, broken: npt.NDArray[np.bool_]) -> F
     repaired = spins.copy()
     repaired[rows] = S
     return repaired
+
+
+def packed(problems: Sequence[Ising]) -> dict[str, Any]:
+    """Problems for the journal, in single precision; couplings that units of a layer share are kept once."""
+    layers = {id(problem.J): problem.J for problem in problems}
+    numbers = [J[np.triu_indices(len(J), 1)] for J in layers.values()] + [problem.h for problem in problems]
+    return {
+        "sizes": [len(J) for J in layers.values()],
+        "layer_of": [list(layers).index(id(problem.J)) for problem in problems],
+        "numbers": base64.b64encode(np.concatenate(numbers).astype("<f4").tobytes()).decode(),
+    }
+
+
+def unpacked(kept: dict[str, Any]) -> list[Ising]:
+    """The problems that :func:`packed` wrote down."""
+    numbers = np.frombuffer(base64.b64decode(kept["numbers"]), "<f4").astype(np.float64)
+    sizes, layer_of = kept["sizes"], kept["layer_of"]
+    lengths = [n * (n - 1) // 2 for n in sizes] + [sizes[layer] for layer in layer_of]
+    parts = np.split(numbers, np.cumsum(lengths)[:-1])
+    couplings = [np.zeros((n, n)) for n in sizes]
+    for J, part in zip(couplings, parts, strict=False):
+        J[np.triu_indices(len(J), 1)] = part
+    return [Ising(h, couplings[layer]) for h, layer in zip(parts[len(sizes) :], layer_of, strict=True)]

@@ -65,7 +65,7 @@ class Plan:
         return [
             ("chip", f"{self.chip.name}, {len(self.chip.qubits)} working qubits"),
             ("layers", ", ".join(f"{inputs} × {units}" for inputs, units in self.layers)),
-            ("calls a step", f"{len(self.calls)}, in {len(self.rounds)} rounds"),
+            ("calls a step", f"{len(self.calls)} ({len(self.rounds)} after one another)"),
             ("qubits of a call", f"{self.qubits} at most"),
             ("copies of a unit", f"{max(copies)}, read {max(reads)} times"),
             ("chain lengths", f"{sum(lengths) / len(lengths):.1f} on average, {max(lengths)} at most"),

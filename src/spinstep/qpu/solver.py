@@ -12,10 +12,10 @@ import torch
 from spinstep.problem import BinaryLeastSquares
 from spinstep.qpu.chip import Chip
 from spinstep.qpu.journal import MICRO, BudgetError, Journal
-from spinstep.qpu.packing import PREFACTOR, Ising, Reading
+from spinstep.qpu.packing import PREFACTOR, Ising, Reading, packed
 from spinstep.qpu.schedule import Call, block_sizes, schedule
 from spinstep.qpu.service import QPUService
-from spinstep.qpu.submission import Submission
+from spinstep.qpu.submission import GraphChangedError, Submission
 from spinstep.solvers.base import Solution, Solver
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ class QPUSolver(Solver):
         for name, value in (("num_reads", num_reads), ("block_size", block_size), ("num_sweeps", num_sweeps)):
             if value < 1:
                 raise ValueError(f"{name} is at least 1, got {value}")
+        if not 0 <= settle < deadline:
+            raise ValueError(f"settle is between 0 and the deadline of {deadline} s, got {settle}")
         for name in ("answer_mode", "auto_scale", "label", "num_reads"):
             if name in sample_kwargs:
                 raise ValueError(f"{name} is the solver's own to set")
@@ -115,7 +117,7 @@ class QPUSolver(Solver):
         if service is not None:
             journal.keep_chip(service.chip)
         self._submission = Submission(service, journal, deadline, settle)
-        self._schedules: dict[tuple[int, ...], list[Call]] = {}
+        self._schedules: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
 
     @property
     def chip(self) -> Chip:
@@ -160,8 +162,16 @@ class QPUSolver(Solver):
 
     def _sample(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
         """Samples of every unit of every part."""
+        try:
+            return self._sample_once(parts, key)
+        except GraphChangedError as error:
+            log.warning("%s; the units are laid out anew", error)
+            self._journal.keep_chip(self.chip)
+            return self._sample_once(parts, key)
+
+    def _sample_once(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
         units = [(i, ising) for i, part in enumerate(parts) for ising in _ising_of(part)]
-        calls = self._schedule(tuple(len(ising.h) for _, ising in units))
+        calls = self._calls(tuple(len(ising.h) for _, ising in units), key)
         with ThreadPoolExecutor(self.calls_in_flight) as pool:
             futures = [
                 pool.submit(self._call, call, [units[u][1] for u in call.units], f"{key}-{number}")
@@ -177,22 +187,34 @@ class QPUSolver(Solver):
             results[i].append(Reading.joined(copies))
         return results
 
-    def _schedule(self, sizes: tuple[int, ...]) -> list[Call]:
-        if sizes not in self._schedules:
-            calls = schedule(self.chip, sizes, self.num_reads, **self.sample_kwargs)
+    def _calls(self, sizes: tuple[int, ...], key: str) -> list[Call]:
+        """The calls that were answered, on whichever of the run's chips, or else new ones."""
+        earlier = self._journal.chips.values() if self._journal.attempts_of(f"{key}-0") else ()
+        for chip in (self.chip, *earlier):
+            calls = self._schedule(chip, sizes)
+            if all(self._journal.has_answer(f"{key}-{n}", call.page.name) for n, call in enumerate(calls)):
+                return calls
+        return self._schedule(self.chip, sizes)
+
+    def _schedule(self, chip: Chip, sizes: tuple[int, ...]) -> list[Call]:
+        place = (chip.graph_id, chip.key, sizes)
+        if place not in self._schedules:
+            calls = schedule(chip, sizes, self.num_reads, **self.sample_kwargs)
             for call in calls:
                 if self._service is not None:
                     self._journal.keep_layout(call.page.name, call.page.cliques)
-            self._schedules[sizes] = calls
-        return self._schedules[sizes]
+            self._schedules[place] = calls
+        return self._schedules[place]
 
     def _call(self, call: Call, problems: list[Ising], key: str) -> list[Reading]:
         programmed = call.page.program(problems, self.chain_strength_prefactor)
         params = {"num_reads": call.num_reads, **self.sample_kwargs}
         cost = call.cost_us(**self.sample_kwargs)
         params |= {"answer_mode": "histogram", "auto_scale": False}
-        answer = self._submission.sample(programmed, key, cost, params, layout=call.page.name)
-        return call.page.read(answer.spins, problems)
+        once = dict(zip(call.units, problems, strict=True))
+        facts = {"layout": call.page.name, "units": call.units, "problems": packed(list(once.values()))}
+        answer = self._submission.sample(programmed, call.page.chip, key, cost, params, **facts)
+        return call.page.read(answer.spins, answer.occurrences, problems)
 
 
 class _Layer:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,7 +54,8 @@ class Sapi:
         token: str = "CANARY-spinstep-emulator-token",
         port: int = 0,
     ) -> None:
-        self.chip = working_chip(topology, size, broken, seed)
+        self._lattice = (topology, size, broken)
+        self.chip = working_chip(*self._lattice, seed)
         self.faults = Faults(seed)
         self.service = Service(
             Annealer(self.chip, noise, num_sweeps), self.faults, seed, queue_seconds, quota_us
@@ -93,6 +95,11 @@ class Sapi:
     def fired(self) -> "Counter[tuple[str, str]]":
         """How often each fault, a pair of stage and kind, has struck."""
         return self.faults.fired
+
+    def change_graph(self, seed: int) -> None:
+        """Break other qubits, as a new calibration may: jobs for the old working graph are refused."""
+        self.chip = working_chip(*self._lattice, seed)
+        self.service.annealer = replace(self.service.annealer, chip=self.chip)
 
     def ledger(self) -> list[Charge]:
         """Every accepted job and what it cost."""

@@ -4,6 +4,7 @@ import json
 import random
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
@@ -41,6 +42,16 @@ class Call:
             case ("problems",), _:
                 return "poll" if "id" in self.query else "list"
         return "other"
+
+    @property
+    def subject(self) -> str:
+        """The label or the id that the call is about, if it is about one."""
+        if self.stage == "submit":
+            with suppress(AttributeError, TypeError, ValueError, zlib.error):
+                problems = self.json()
+                return ",".join(str(problem.get("label", "")) for problem in problems)
+        named = "".join(self.path[1:2]) if self.stage in ("load", "cancel") else ""
+        return self.query.get("id") or self.query.get("label") or named
 
     @property
     def media(self) -> str:

@@ -16,12 +16,13 @@ from spinstep.testing.sapi.faults import Fault
 
 
 class Request(NamedTuple):
-    """A line of the server's log."""
+    """A line of the server's log; the subject is the label or the id that the request is about."""
 
     time: float
     method: str
     stage: str
     fault: str | None
+    subject: str
 
 
 class Server(ThreadingHTTPServer):
@@ -88,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         call = self._call()
         fault = self.server.api.service.faults.take(call.stage)
         kind = fault.kind if fault else None
-        self.server.requests.append(Request(time.time(), call.method, call.stage, kind))
+        self.server.requests.append(Request(time.time(), call.method, call.stage, kind, call.subject))
         if fault is None:
             self._send(self.server.api.respond(call))
         else:
@@ -96,9 +97,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def _call(self) -> Call:
         url = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         path = tuple(part for part in url.path.split("/") if part)
         return Call(self.command, path, dict(parse_qsl(url.query)), self.headers, body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return body
 
     def _fail(self, call: Call, fault: Fault) -> None:
         """Answer a call as the fault's kind says, see ``faults.TRANSPORT``."""

@@ -163,6 +163,11 @@ class Service:
             self._finish(job, "CANCELLED", only_from="PENDING")
         return job
 
+    def fail_running(self) -> None:
+        """What the operators do with jobs that hang."""
+        for job in list(self._jobs.values()):
+            self._finish(job, "FAILED", error_message="the job was ended by the operators")
+
     def ledger(self) -> list[Charge]:
         with self._changed:
             return [job.charge for job in self._jobs.values()]

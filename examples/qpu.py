@@ -1,0 +1,208 @@
+"""Zeros and twos of MNIST on a quantum annealer: a network 16-4-4-2, one call to the QPU a step.
+
+    pip install ".[qpu,paper,graph,fast]"
+    python examples/qpu.py                                       # an emulated QPU: no account, no network
+    python examples/qpu.py --real --journal run.journal          # the same on a D-Wave QPU
+    python examples/qpu.py --replay --journal run.journal        # the same again, from the journal alone
+
+The features are those of the paper's experiment on digit pairs: on which side of sixteen lines most of an
+image's key points lie. With --real the plan is shown first, and nothing is sent until its QPU time is agreed
+to. If a run was stopped, the same command goes on and pays for no step twice.
+"""
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+from spinstep import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spinstep.data import key_points, line_features, mnist
+from spinstep.qpu import BudgetError, Journal, QPUService, QPUSolver, plan
+from spinstep.qpu.inspect import rows
+from spinstep.solvers import ExactSolver, Solution, Solver
+from spinstep.testing.sapi import Sapi
+
+WIDTHS = [16, 4, 4, 2]
+DIGITS = (0, 2)
+TRAIN, TEST = 500, 600
+
+
+class Watched(Solver):
+    """A solver, and beside it how many of its units are as good as the best spins there are."""
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver, self.exact = solver, ExactSolver()
+        self.units = self.optimal = 0
+
+    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+        return self.solve_all([problem], seed=seed)[0]
+
+    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+        solutions = self.solver.solve_all(problems, seed=seed)
+        for problem, solution in zip(problems, solutions, strict=True):
+            best = self.exact.solve(problem).energy
+            self.units += problem.num_units
+            self.optimal += int((solution.energy <= best + 1e-4 * best.abs() + 1e-6).sum())
+        return solutions
+
+
+def digit_pair() -> tuple[Tensor, Tensor]:
+    data = mnist("train")
+    count = (TRAIN + TEST) // 2
+    images = torch.cat([data.images[data.labels == digit][:count] for digit in DIGITS])
+    x, y = (
+        line_features(key_points(images), keep="stroke", centre="points"),
+        torch.arange(2).repeat_interleave(count),
+    )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return x[order], y[order]
+
+
+def network(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(WIDTHS):
+        layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    return float((model(x).argmax(1) == y).float().mean())
+
+
+def steps_of(args: argparse.Namespace) -> int:
+    """Of an epoch."""
+    return -(-TRAIN // int(args.batch_size))
+
+
+def train(
+    name: str, solver: Solver, data: tuple[Tensor, Tensor], args: argparse.Namespace, steps: int
+) -> tuple[nn.Module, int]:
+    """The trained network and the steps that were taken: fewer than asked if the budget runs out."""
+    (x, y), model = data, network(args.seed)
+    optimizer = QPSBGD(
+        binary_parameters(model), args.lr, solver=solver, target_rms=args.target_rms, seed=args.seed
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * steps_of(args))
+    batches = torch.Generator().manual_seed(args.seed)
+    bar = TextColumn(f"{name:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*bar, TextColumn("loss {task.fields[loss]:.3f}")) as progress:
+        task = progress.add_task(name, total=steps, loss=float("nan"))
+        for step in range(steps):
+            if step % steps_of(args) == 0:
+                order = iter(torch.randperm(len(x), generator=batches).split(args.batch_size))
+            rows = next(order)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss.backward()
+            try:
+                optimizer.step()
+            except BudgetError as error:
+                progress.console.print(f"stopped: {error}")
+                return model, step
+            scheduler.step()
+            progress.update(task, advance=1, loss=loss.item())
+    return model, steps
+
+
+def show(lines: list[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def agreed(seconds: float) -> bool:
+    try:
+        return input(f"At most {seconds:.2f} s of QPU time will be charged. Go on? [y/N] ").lower() == "y"
+    except EOFError:
+        return False
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="the QPU of your D-Wave configuration")
+    parser.add_argument(
+        "--replay", action="store_true", help="the answers of an earlier run, from its journal"
+    )
+    parser.add_argument("--yes", action="store_true", help="pay without being asked")
+    parser.add_argument("--journal", type=Path, help="what was sent, paid and answered; kept if it is given")
+    parser.add_argument("--budget", type=float, help="seconds of QPU time; default: the plan's and a tenth")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=50)
+    parser.add_argument("--num-reads", type=int, default=100)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--target-rms", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--topology", choices=["pegasus", "zephyr"], default="pegasus", help="of the emulator"
+    )
+    parser.add_argument("--size", type=int, help="of the emulated chip; default: full")
+    parser.add_argument("--noise", type=float, default=0.05, help="control errors of the emulator")
+    args = parser.parse_args()
+    if (args.real or args.replay) and args.journal is None:
+        parser.error("--real and --replay need --journal: it is the run's ledger and its tape")
+    return args
+
+
+def qpu_solver(journal: Path, args: argparse.Namespace, stack: ExitStack) -> QPUSolver:
+    """A QPU behind a plan that was agreed to, or the journal of one."""
+    if args.replay:
+        return QPUSolver.replay(journal, num_reads=args.num_reads)
+    service = QPUService() if args.real else emulated(args, stack)
+    planned = plan(WIDTHS, args.batch_size, TRAIN, args.epochs, chip=service.chip, num_reads=args.num_reads)
+    show(planned.rows())
+    budget = 1.1 * planned.run_seconds if args.budget is None else args.budget
+    if args.real and not args.yes and not agreed(budget):
+        sys.exit("nothing was sent")
+    solver = QPUSolver(journal, budget, service=service, num_reads=args.num_reads)
+    stack.callback(solver.close)
+    return solver
+
+
+def emulated(args: argparse.Namespace, stack: ExitStack) -> QPUService:
+    """A QPU that lives in this process."""
+    noise = (args.noise, args.noise)
+    sapi = stack.enter_context(Sapi(args.topology, args.size, noise=noise, seed=args.seed))
+    os.environ["DWAVE_API_TOKEN"] = sapi.token  # in this process alone: your own token stays at home
+    return QPUService(sapi.solver_name, endpoint=sapi.url)
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        journal = args.journal or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run.journal"
+        solver = qpu_solver(journal, args, stack)
+        x, y = digit_pair()
+        data, test = (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
+        watched = Watched(solver)
+        model, taken = train("QPU", watched, data, args, args.epochs * steps_of(args))
+        if not taken:
+            sys.exit("no step fits the budget: nothing was sent")
+        exact, _ = train("exact solver", ExactSolver(), data, args, taken)
+        show(
+            [
+                *rows(Journal(journal, read_only=True)),
+                ("steps", str(taken)),
+                ("units solved to the optimum", f"{100 * watched.optimal / max(watched.units, 1):.1f} %"),
+                ("test accuracy, QPU", f"{accuracy(model, *test):.3f}"),
+                ("test accuracy, exact solver", f"{accuracy(exact, *test):.3f}"),
+                ("test accuracy, untrained", f"{accuracy(network(args.seed), *test):.3f}"),
+            ]
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,706 @@
+"""A QPU run when things go wrong: each step once, within budget, and the token nowhere but at D-Wave's.
+
+The longer versions are one command: ``python benchmarks/qpu_faults.py``.
+"""
+
+import copy
+import importlib.util
+import math
+import pickle
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+import torch
+
+from spinstep import QPSBGD, BinaryLinear, binary_parameters
+from spinstep.qpu import BudgetError, Journal, QPUService, QPUSolver, ServiceError, StepError
+from spinstep.qpu.packing import Programmed
+from spinstep.qpu.service import AnswerError, _checked_endpoint, decoded
+from spinstep.solvers import SignSolver
+from spinstep.testing import random_problem
+from spinstep.testing.sapi import Sapi
+from spinstep.testing.sapi.faults import TRANSPORT
+
+pytestmark = pytest.mark.usefixtures("sapi_env")
+
+
+def _benchmark():
+    path = Path(__file__).parents[1] / "benchmarks" / "qpu_faults.py"
+    spec = importlib.util.spec_from_file_location("qpu_faults", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+faults = _benchmark()
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path_factory, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "layouts"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def sapi(monkeypatch):
+    with Sapi(size=2, broken=0.0, num_sweeps=5) as sapi:
+        monkeypatch.setenv("DWAVE_API_TOKEN", sapi.token)
+        yield sapi
+
+
+@pytest.fixture
+def run(sapi, tmp_path):
+    """Makes solvers at the emulator, one after the other on the same journal."""
+    open_ones = []
+
+    def make(journal="journal", budget=1e6, request_timeout=2.0, **settings):
+        while open_ones:
+            open_ones.pop().close()
+        service = QPUService(endpoint=sapi.url, request_timeout=request_timeout)
+        limits = {"num_reads": 4, "settle": 0.3, "deadline": 5.0} | settings
+        open_ones.append(QPUSolver(tmp_path / journal, budget, service=service, **limits))
+        return open_ones[-1]
+
+    yield make
+    while open_ones:
+        open_ones.pop().close()
+
+
+def step(solver, number=0):
+    return solver.solve(random_problem(6, 4, 2, number), seed=number).spins
+
+
+def paid(sapi):
+    return sum(charge.cost_us > 0 for charge in sapi.ledger())
+
+
+def books_agree(solver, sapi):
+    return solver.qpu_seconds == pytest.approx(1e-6 * sapi.charged_us, abs=1e-9)
+
+
+class Training:
+    """A small network whose batches follow from the step alone."""
+
+    def __init__(self, solver, seed=0):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(BinaryLinear(4, 2), torch.nn.Hardtanh(), BinaryLinear(2, 2))
+        self.optimizer = QPSBGD(binary_parameters(self.model), lr=0.1, solver=solver)
+
+    def steps(self, first, last):
+        for number in range(first, last):
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(number))
+            self.optimizer.zero_grad()
+            (self.model(x) - 1).square().mean().backward()
+            self.optimizer.step()
+        return self
+
+    def checkpoint(self, path):
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, path)
+
+    def load(self, path):
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return self
+
+    def weights(self):
+        return [weight.detach().clone() for weight in self.model.parameters()]
+
+
+def same_weights(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.weights(), other.weights(), strict=True))
+
+
+# Exactly once
+
+
+def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path):
+    found = faults.chaos(tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401, 500), scale=0.4)
+    assert found["faults"] > 80
+    assert found["kinds of faults not met"] == 0
+    assert found["steps lost"] == 0
+    assert found["paid twice"] == 0
+    assert found["ledgers differ by, s"] < 1e-9
+    assert found["longest call / deadline"] < 1.1
+    assert found["requests a second in a loop"] <= 5
+    assert found["tokens at another host"] == 0
+
+
+def test_a_process_killed_again_and_again_loses_nothing_and_pays_once(tmp_path):
+    found = faults.kills(tmp_path, steps=24, kills=3)
+    assert found["kills"] == 3
+    assert found["steps lost"] == 0
+    assert found["paid twice"] == 0
+    assert found["ledgers differ by, s"] < 1e-9
+
+
+def test_a_job_accepted_late_is_paid_once_if_settle_is_longer(tmp_path):
+    found = faults.late(tmp_path, steps=4, lateness=0.5, settle=1.0)
+    assert found["jobs paid"] == 4
+    assert found["ledgers differ by, s"] < 1e-9
+
+
+def test_a_job_accepted_later_than_settle_is_paid_at_most_once_more(tmp_path):
+    found = faults.late(tmp_path, steps=4, lateness=1.0, settle=0.2)
+    assert 4 <= found["jobs paid"] <= 8
+
+
+def test_a_late_duplicate_is_withdrawn_while_it_waits_or_else_counted(tmp_path):
+    found = faults.late(tmp_path, steps=10, lateness=1.3, settle=0.2, queue_seconds=1.0)
+    assert found["jobs withdrawn"] > 0
+    assert found["ledgers differ by, s"] < 1e-9
+    assert found["faults of withdrawing"] == len(TRANSPORT)
+
+
+@pytest.mark.parametrize("stage", ["poll", "load"])
+def test_a_step_that_raised_goes_on_with_the_job_that_was_sent(sapi, run, stage):
+    solver = run()
+    sapi.inject(stage, "status", code=401)
+    with pytest.raises(StepError, match="injected"):
+        step(solver)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+    assert books_agree(solver, sapi)
+
+
+def test_a_resumed_step_takes_the_answer_of_a_problem_that_differs_by_rounding(sapi, run):
+    solver = run()
+    sapi.inject("load", "status", code=401)
+    with pytest.raises(StepError):
+        step(solver)
+    problem = random_problem(6, 4, 2, 0)
+    run().solve(type(problem)(problem.Z * (1 + 1e-7), problem.V), seed=0)
+    assert len(sapi.ledger()) == 1
+
+
+def test_a_refusal_after_a_lost_request_does_not_release_what_may_still_be_paid(sapi, run):
+    solver = run(settle=0.2)
+    sapi.inject("submit", "late", seconds=1.5)
+    sapi.inject("submit", "status", code=401)  # the answer to the second attempt
+    with pytest.raises(StepError):
+        step(solver)
+    assert solver.qpu_seconds > 0  # the first may still arrive
+    time.sleep(1.5)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+    assert books_agree(solver, sapi)
+
+
+def test_a_job_that_was_found_and_has_failed_is_sent_again_and_costs_nothing(sapi, run):
+    solver = run()
+    sapi.inject("submit", "reset_after")
+    sapi.inject("run", "FAILED")
+    step(solver)
+    assert [charge.status for charge in sapi.ledger()] == ["FAILED", "COMPLETED"]
+    assert books_agree(solver, sapi)
+
+
+def test_jobs_that_always_fail_end_in_an_error_at_a_gentle_pace(sapi, run):
+    solver = run()
+    solver._submission.attempts = 3
+    sapi.inject("run", "FAILED", math.inf)
+    with pytest.raises(StepError, match="3 jobs"):
+        step(solver)
+    assert solver.qpu_seconds == 0
+    times = [request.time for request in sapi.requests if request.stage in ("submit", "poll")]
+    assert all(times[i + 5] - times[i] >= 1.0 for i in range(len(times) - 5))
+
+
+def test_threads_that_take_the_same_step_share_one_job(sapi, run):
+    solver = run()
+    with ThreadPoolExecutor(4) as pool:
+        spins = list(pool.map(lambda _: step(solver), range(4)))
+    assert len(sapi.ledger()) == 1
+    assert all(torch.equal(own, spins[0]) for own in spins)
+
+
+def test_a_job_still_queued_at_the_deadline_is_kept_and_picked_up_later(sapi, run):
+    sapi.service.queue_seconds = 1.5
+    solver = run(deadline=1.0, settle=0.2)
+    begin = time.monotonic()
+    with pytest.raises(StepError, match=r"it is (pending|in progress)"):
+        step(solver)
+    assert time.monotonic() - begin < 1.1
+    assert solver.qpu_seconds > 0
+    time.sleep(0.6)
+    step(run())  # in another process, perhaps
+    assert len(sapi.ledger()) == 1
+
+
+def test_a_job_left_behind_for_another_batch_is_withdrawn_or_counted(sapi, run):
+    sapi.service.queue_seconds = 1.0
+    solver = run(deadline=0.8, settle=0.2)
+    with pytest.raises(StepError):
+        step(solver)
+    solver = run()
+    solver.solve(random_problem(6, 4, 2, seed=1), seed=0)  # the same step, but other data
+    assert books_agree(solver, sapi)
+    assert all(not attempt.is_open for attempt in solver._journal.attempts.values())
+
+
+def test_an_answer_stored_in_a_damaged_state_is_counted_and_bought_again_only_on_demand(sapi, run):
+    solver = run(deadline=8.0)
+    solver._submission.fetches = 3
+    sapi.inject("answer", "flip")
+    with pytest.raises(StepError, match=r"is paid.*again sends another"):
+        step(solver)
+    assert paid(sapi) == 1
+    assert books_agree(solver, sapi)
+    step(solver)
+    assert paid(sapi) == 2
+    assert books_agree(solver, sapi)
+
+
+def test_an_answer_that_is_never_there_is_given_up(sapi, run):
+    solver = run(deadline=8.0)
+    solver._submission.fetches = 2
+    sapi.inject("load", "empty", 2)
+    with pytest.raises(StepError, match="holds no answer"):
+        step(solver)
+    step(solver)
+    assert books_agree(solver, sapi)
+
+
+def test_an_answer_damaged_on_its_way_is_fetched_again_and_not_bought_again(sapi, run):
+    for kind in ("flip", "nan", "short"):
+        sapi.inject("transit", kind)
+    step(solver := run())
+    assert len(sapi.ledger()) == 1
+    assert books_agree(solver, sapi)
+
+
+@pytest.mark.parametrize("stage", ["submit", "poll", "load"])
+def test_a_service_that_is_down_ends_the_step_by_its_deadline_at_a_gentle_pace(sapi, run, stage):
+    solver = run(deadline=1.5)
+    step(solver, 1)  # finds the layout
+    sapi.inject(stage, "status", math.inf, code=503)
+    before, begin = len(sapi.requests), time.monotonic()
+    with pytest.raises(StepError):
+        step(solver)
+    assert time.monotonic() - begin < 1.65
+    times = [request.time for request in sapi.requests[before:] if request.stage == stage]
+    assert all(times[i + 5] - times[i] >= 1.0 for i in range(len(times) - 5))
+
+
+def test_a_service_that_asks_for_an_hour_gets_an_error_instead(sapi, run):
+    solver = run()
+    sapi.inject("submit", "status", code=429, headers={"Retry-After": "3600"})
+    begin = time.monotonic()
+    with pytest.raises(StepError, match="deadline"):
+        step(solver)
+    assert time.monotonic() - begin < 2
+    assert solver.qpu_seconds == 0
+    sapi.inject("submit", "status", code=429, headers={"Retry-After": "²"})
+    step(solver)
+
+
+def test_a_request_that_never_left_sets_nothing_aside(sapi, run):
+    solver = run(deadline=1.0)
+    solver._service.endpoint = "http://127.0.0.1:9"  # nobody listens there
+    solver._service._idle["Problems"].clear()
+    with pytest.raises(StepError, match="deadline"):
+        step(solver)
+    assert solver.qpu_seconds == 0
+
+
+def test_settle_is_shorter_than_the_deadline(run):
+    with pytest.raises(ValueError, match="settle"):
+        run(settle=10.0)
+
+
+# Answers
+
+
+def test_no_damaged_answer_is_accepted():
+    found = faults.damaged_answers(3000)
+    assert found["accepted, but wrong"] == found["wrong counts"] == found["wrong bill believed"] == 0
+    assert found["refused"] > 1000
+
+
+def test_no_damaged_reply_is_accepted(tmp_path):
+    found = faults.damaged_replies(tmp_path, 120)
+    assert found["accepted, but wrong"] == 0
+    assert found["refused"] > 100
+
+
+def test_a_bill_counts_only_if_its_parts_add_up():
+    problem, answer = faults.an_answer()
+    bill = answer["timing"]
+    assert decoded(answer, problem, 12).charged_us == bill["qpu_access_time"]
+    for lie in ({"qpu_access_time": 1.0}, {"qpu_access_time": math.nan}, {"qpu_access_time": 10**400}):
+        assert decoded(answer | {"timing": bill | lie}, problem, 12).charged_us is None
+    for lie in (None, [], "free", {}, {"qpu_access_time": {}}):
+        assert decoded(answer | {"timing": lie}, problem, 12).charged_us is None
+
+
+def test_an_answer_that_is_no_answer_is_refused():
+    problem, answer = faults.an_answer()
+    for other in (None, [], "text", {}, answer | {"solutions": 7}, answer | {"format": "bq"}):
+        with pytest.raises(AnswerError):
+            decoded(other, problem, 12)
+
+
+def test_an_id_that_is_an_address_is_refused(sapi, run):
+    service = run()._service
+    with faults.stranger() as (elsewhere, tokens):
+        for job in (f"{elsewhere}/x", "//127.0.0.1/x", "../solvers", ""):
+            with pytest.raises(ServiceError, match="no id"):
+                service.cancel(job)
+    assert not tokens
+
+
+# Budget
+
+
+def test_the_budget_holds_under_threads_restarts_and_missing_bills(tmp_path):
+    found = faults.budget(tmp_path, jobs=40, affordable=10)
+    assert found["jobs paid"] == 10
+    assert found["times over budget"] == 0
+    assert found["ledgers differ by, s"] < 1e-9
+
+
+def test_a_used_up_budget_moves_nothing_and_more_of_it_lets_the_run_go_on(sapi, run, tmp_path):
+    training = Training(run()).steps(0, 1)
+    price = training.optimizer.solver.qpu_seconds
+    training = Training(run("second", budget=2.5 * price)).steps(0, 2)
+    before = training.weights()
+    with pytest.raises(BudgetError, match="raise budget"):
+        training.steps(2, 3)
+    assert all(torch.equal(a, b) for a, b in zip(before, training.weights(), strict=True))
+    training.checkpoint(tmp_path / "checkpoint")
+    jobs = paid(sapi)
+    resumed = Training(run("second", budget=4.5 * price), seed=1).load(tmp_path / "checkpoint")
+    resumed.steps(2, 4)
+    assert paid(sapi) == jobs + 2
+
+
+def test_a_fallback_takes_over_when_the_budget_is_used_up(sapi, run, caplog):
+    solver = run(budget=1e-9, fallback=SignSolver())
+    assert torch.equal(step(solver), SignSolver().solve(random_problem(6, 4, 2, 0)).spins)
+    assert "going on with SignSolver" in caplog.text
+    assert not sapi.ledger()
+
+
+def test_a_cost_that_is_no_number_does_not_fit_any_budget(tmp_path):
+    journal = Journal(tmp_path / "journal", budget=1.0)
+    with pytest.raises(BudgetError):
+        journal.reserve("key", math.nan, [])
+    journal.close()
+
+
+def test_a_reply_without_a_bill_counts_what_was_set_aside(sapi, run):
+    sapi.inject("answer", "missing", key="timing")
+    step(solver := run())
+    assert solver.qpu_seconds > 0
+    assert books_agree(solver, sapi)
+
+
+def test_the_ledger_travels_in_the_checkpoint_and_counts_in_a_new_journal(sapi, run, tmp_path):
+    training = Training(run()).steps(0, 2)
+    spent = training.optimizer.solver.qpu_seconds
+    training.checkpoint(tmp_path / "checkpoint")
+    resumed = Training(run("new journal", budget=1.2 * spent), seed=1).load(tmp_path / "checkpoint")
+    assert resumed.optimizer.solver.qpu_seconds == pytest.approx(spent)
+    with pytest.raises(BudgetError):
+        resumed.steps(2, 3)
+    resumed.load(tmp_path / "checkpoint")  # is not counted again
+    assert resumed.optimizer.solver.qpu_seconds == pytest.approx(spent)
+
+
+# Journal
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped(run, tmp_path, sapi):
+    step(run())
+    whole = (tmp_path / "journal").read_bytes()
+    for cut in (1, 40, len(whole) - whole.rindex(b"\n", 0, -1) - 2):
+        (tmp_path / "journal").write_bytes(whole[:-cut])
+        assert not any(a.is_answered for a in Journal(tmp_path / "journal", read_only=True).attempts.values())
+        step(run())
+        assert paid(sapi) == 1
+    last = Journal(tmp_path / "journal", read_only=True)
+    assert [attempt.is_answered for attempt in last.attempts.values()] == [True]
+
+
+def test_a_line_damaged_in_the_middle_is_an_error_that_names_it(run, tmp_path):
+    step(run())
+    lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal").write_bytes(b"".join([*lines[:2], b"{}\n", *lines[2:]]))
+    with pytest.raises(ValueError, match="line 3 is not a line of a journal"):
+        run()
+
+
+def test_a_journal_serves_one_process_at_a_time(run, tmp_path):
+    solver = run()
+    with pytest.raises(RuntimeError, match="in use by another run"):
+        Journal(tmp_path / "journal")
+    step(solver)
+    solver.close()
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, fcntl.LOCK_EX); "
+    command = [sys.executable, "-c", lock + "print(flush=True); input()", str(tmp_path / "journal")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(RuntimeError, match="in use by another run"):
+            Journal(tmp_path / "journal")
+        other.kill()
+    step(run())
+
+
+def test_without_room_for_a_line_nothing_is_sent(sapi, run, tmp_path):
+    solver = run()
+    step(solver)
+    before = (tmp_path / "journal").read_bytes()
+
+    class FullDisk:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, line):
+            return self.file.write(line[: len(line) // 2])
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    solver._journal._file = FullDisk(solver._journal._file)
+    with pytest.raises(OSError, match="disk full"):
+        step(solver, 1)
+    with pytest.raises(RuntimeError, match="closed"):
+        step(solver, 2)
+    assert len(sapi.ledger()) == 1
+    step(run(), 1)
+    assert (tmp_path / "journal").read_bytes().startswith(before)
+    assert len(sapi.ledger()) == 2
+
+
+def test_a_run_is_replayed_bit_for_bit_without_a_service(sapi, run, tmp_path, monkeypatch):
+    solver = run()
+    trained = Training(solver).steps(0, 4)
+    solver.close()
+    requests_before = len(sapi.requests)
+    monkeypatch.delenv("DWAVE_API_TOKEN")
+    replayed = Training(QPUSolver.replay(tmp_path / "journal", num_reads=4)).steps(0, 4)
+    assert same_weights(trained, replayed)
+    assert len(sapi.requests) == requests_before
+    with pytest.raises(StepError, match="no answer"):
+        replayed.steps(4, 5)
+    with pytest.raises(StepError, match="no answer"):
+        Training(QPUSolver.replay(tmp_path / "journal", num_reads=4), seed=1).steps(0, 1)
+
+
+def test_a_run_resumed_from_an_older_checkpoint_pays_only_for_what_is_new(sapi, run, tmp_path):
+    training = Training(run()).steps(0, 2)
+    training.checkpoint(tmp_path / "checkpoint")
+    training.steps(2, 5)
+    assert paid(sapi) == 5
+    resumed = Training(run(), seed=1).load(tmp_path / "checkpoint").steps(2, 5)
+    assert paid(sapi) == 5
+    assert same_weights(training, resumed)
+    resumed.steps(5, 6)
+    assert paid(sapi) == 6
+    assert books_agree(resumed.optimizer.solver, sapi)
+
+
+def test_answers_stay_in_the_file_until_they_are_asked_for(run):
+    solver = run()
+    spins = step(solver)
+    (attempt,) = solver._journal.attempts.values()
+    assert not any(isinstance(value, np.ndarray | tuple | dict) for value in vars(attempt).values())
+    assert attempt.answer.spins.dtype == np.int8
+    assert attempt.facts["layout"] in solver._journal.layouts
+    assert torch.equal(spins, step(solver))
+
+
+# A new working graph
+
+
+def test_a_new_working_graph_is_laid_out_anew_and_the_run_goes_on(sapi, run, caplog, tmp_path):
+    sapi._lattice = ("pegasus", 2, 0.1)
+    training = Training(run()).steps(0, 2)
+    training.checkpoint(tmp_path / "checkpoint")
+    old = training.optimizer.solver.chip
+    sapi.change_graph(seed=3)
+    training.steps(2, 4)
+    assert "laid out anew" in caplog.text
+    assert training.optimizer.solver.chip.graph_id != old.graph_id
+    assert paid(sapi) == len(sapi.ledger()) == 4
+    assert books_agree(training.optimizer.solver, sapi)
+    resumed = Training(run()).steps(0, 4)  # from the start: two steps on each graph
+    assert paid(sapi) == 4
+    assert same_weights(training, resumed)
+    resumed.optimizer.solver.close()
+    replayed = Training(QPUSolver.replay(tmp_path / "journal", num_reads=4)).steps(0, 4)
+    assert same_weights(training, replayed)
+
+
+def test_a_job_refused_for_another_reason_says_which(sapi, run):
+    solver = run()
+    sapi.inject("batch", "error", code=400, message="no such parameter")
+    with pytest.raises(StepError, match="no such parameter"):
+        step(solver)
+    assert solver.qpu_seconds == 0
+    step(solver)
+    assert len(sapi.ledger()) == 1
+
+
+# Safe by default
+
+
+@pytest.mark.parametrize("level", [10, 1])
+def test_the_token_is_in_no_log_file_error_or_copy(tmp_path, capfd, level):
+    found = faults.canary(tmp_path, steps=4, level=level, probability=0.6)
+    assert found["log lines"] > 50
+    assert found["exceptions"] > 50
+    assert found["files"] >= 3
+    assert found["log lines with the token taken out"] > 0 or level > 5  # D-Wave's client would tell
+    assert found["token in any of them"] == 0
+    assert found["token at another host"] == 0
+    out, err = capfd.readouterr()
+    assert "CANARY" not in out + err
+
+
+def test_a_service_is_neither_pickled_nor_copied(run):
+    solver = run()
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="token is not pickled or copied"):
+            copied(solver._service)
+        with pytest.raises(TypeError):
+            copied(solver)
+    assert "CANARY" not in repr(vars(solver._service))
+
+
+@pytest.mark.parametrize("stage", ["solvers", "submit", "poll", "load", "list"])
+def test_redirects_are_refused(sapi, run, stage):
+    solver = run()
+    with faults.stranger() as (elsewhere, tokens):
+        if stage == "list":
+            sapi.inject("submit", "reset")
+        sapi.inject(stage, "redirect", math.inf, to=elsewhere)
+        with pytest.raises((StepError, ServiceError), match="redirects are not followed"):
+            run() if stage == "solvers" else step(solver)
+    assert not tokens
+
+
+def test_a_proxy_does_not_see_what_stays_on_this_machine(sapi, run, monkeypatch):
+    with faults.stranger() as (elsewhere, tokens):
+        monkeypatch.setenv("HTTP_PROXY", elsewhere)
+        monkeypatch.setenv("http_proxy", elsewhere)
+        step(run())
+    assert not tokens
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://cloud.dwavesys.com/sapi",
+        "http://localhost.evil.example/",
+        "ftp://127.0.0.1/",
+        "cloud.dwavesys.com",
+        "http://127.0.0.1@evil.example/",
+    ],
+)
+def test_the_token_goes_over_https_alone_unless_it_stays_here(endpoint):
+    with pytest.raises(ValueError, match="https alone"):
+        _checked_endpoint(endpoint, {})
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://evil.example/sapi",
+        "https://dwavesys.com.evil.example/",
+        "https://evildwavesys.com/",
+        "https://cloud.dwavesys.com@evil.example/",
+        "https://evil.example\\@cloud.dwavesys.com/",
+    ],
+)
+def test_a_configuration_sends_the_token_to_dwave_alone_unless_the_user_says_so(endpoint):
+    with pytest.raises(ValueError, match="is not D-Wave's"):
+        _checked_endpoint(None, {"endpoint": endpoint})
+    assert _checked_endpoint(endpoint, {}) == endpoint
+    own = "https://na-west-1.cloud.dwavesys.com/sapi/v2/"
+    assert _checked_endpoint(None, {"endpoint": own}) == own
+
+
+def test_the_environment_names_the_service_too(sapi, monkeypatch):
+    monkeypatch.setenv("DWAVE_API_ENDPOINT", sapi.url)
+    assert QPUService().endpoint == sapi.url
+    monkeypatch.setenv("DWAVE_API_ENDPOINT", "https://evil.example/")
+    with pytest.raises(ValueError, match="is not D-Wave's"):
+        QPUService()
+
+
+def test_a_dwave_conf_in_the_working_directory_is_not_obeyed(sapi, monkeypatch, tmp_path):
+    monkeypatch.delenv("DWAVE_CONFIG_FILE")
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    with faults.stranger() as (elsewhere, tokens):
+        Path("dwave.conf").write_text(f"[defaults]\nendpoint = {elsewhere}\n")
+        monkeypatch.setenv("DWAVE_API_ENDPOINT", "")
+        with pytest.warns(UserWarning, match="not used"):
+            service = QPUService(endpoint=sapi.url)
+        assert service.endpoint == sapi.url
+        with pytest.warns(UserWarning, match="not used"):
+            settings = sys.modules["spinstep.qpu.service"]._settings(None, None)
+        assert "endpoint" not in settings
+        assert not tokens
+        named = sys.modules["spinstep.qpu.service"]._settings("dwave.conf", None)
+    assert named["endpoint"] == elsewhere
+
+
+def test_a_region_that_cannot_be_found_is_an_error_and_not_another_region(monkeypatch):
+    monkeypatch.setenv("DWAVE_API_TOKEN", "token")
+    monkeypatch.setenv("DWAVE_API_REGION", "eu-central-1")
+    with faults.stranger() as (elsewhere, _):
+        monkeypatch.setenv("DWAVE_METADATA_API_ENDPOINT", elsewhere)
+        with pytest.raises(ConnectionError, match="eu-central-1"):
+            QPUService()
+
+
+def test_without_a_token_the_error_says_where_to_put_it(sapi, monkeypatch):
+    monkeypatch.delenv("DWAVE_API_TOKEN")
+    with pytest.raises(ValueError, match="DWAVE_API_TOKEN"):
+        QPUService(endpoint=sapi.url)
+    assert not sapi.requests
+
+
+def test_a_wrong_token_is_an_error_without_the_token(sapi, monkeypatch):
+    monkeypatch.setenv("DWAVE_API_TOKEN", "another-token")
+    with pytest.raises(ServiceError, match="ResourceAuthenticationError") as caught:
+        QPUService(endpoint=sapi.url)
+    assert "another-token" not in "".join(faults._texts(caught.value))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_biases_that_are_no_numbers_are_refused_before_anything_is_sent_or_set_aside(sapi, run, value):
+    solver = run()
+    sent = len(sapi.requests)
+    problem = Programmed(np.array([0, 1]), np.array([value, 1.0]), np.zeros((0, 2), int), np.zeros(0))
+    with pytest.raises(ValueError, match="not finite"):
+        solver._submission.sample(problem, solver.chip, "key", 1.0, {"num_reads": 1})
+    assert len(sapi.requests) == sent
+    assert not solver._journal.attempts
+
+
+# The emulator
+
+
+def test_the_emulator_reads_what_is_sent_in_chunks_and_compressed(sapi, run):
+    step(run())
+    (job,) = sapi.ledger()
+    assert job.status == "COMPLETED"
+    url, headers = f"{sapi.url}/problems/", {"X-Auth-Token": sapi.token}
+    reply = requests.post(url, data=iter([b"[", b"]"]), headers=headers, timeout=10)
+    assert reply.json() == []
+
+
+def test_a_new_graph_of_the_emulator_has_another_name(sapi):
+    sapi._lattice = ("pegasus", 2, 0.1)
+    before = sapi.chip.identity["version"]
+    sapi.change_graph(seed=1)
+    assert sapi.chip.identity["version"] != before
