@@ -159,7 +159,7 @@ def arguments() -> argparse.Namespace:
 def qpu_solver(journal: Path, args: argparse.Namespace, stack: ExitStack) -> QPUSolver:
     """A QPU behind a plan that was agreed to, or the journal of one."""
     if args.replay:
-        return QPUSolver.replay(journal, num_reads=args.num_reads)
+        return QPUSolver.replay(journal)
     service = QPUService() if args.real else emulated(args, stack)
     planned = plan(WIDTHS, args.batch_size, TRAIN, args.epochs, chip=service.chip, num_reads=args.num_reads)
     show(planned.rows())

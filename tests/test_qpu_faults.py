@@ -484,13 +484,13 @@ def test_a_run_is_replayed_bit_for_bit_without_a_service(sapi, run, tmp_path, mo
     solver.close()
     requests_before = len(sapi.requests)
     monkeypatch.delenv("DWAVE_API_TOKEN")
-    replayed = Training(QPUSolver.replay(tmp_path / "journal", num_reads=4)).steps(0, 4)
+    replayed = Training(QPUSolver.replay(tmp_path / "journal")).steps(0, 4)
     assert same_weights(trained, replayed)
     assert len(sapi.requests) == requests_before
     with pytest.raises(StepError, match="no answer"):
         replayed.steps(4, 5)
     with pytest.raises(StepError, match="no answer"):
-        Training(QPUSolver.replay(tmp_path / "journal", num_reads=4), seed=1).steps(0, 1)
+        Training(QPUSolver.replay(tmp_path / "journal"), seed=1).steps(0, 1)
 
 
 def test_a_run_resumed_from_an_older_checkpoint_pays_only_for_what_is_new(sapi, run, tmp_path):
@@ -534,7 +534,7 @@ def test_a_new_working_graph_is_laid_out_anew_and_the_run_goes_on(sapi, run, cap
     assert paid(sapi) == 4
     assert same_weights(training, resumed)
     resumed.optimizer.solver.close()
-    replayed = Training(QPUSolver.replay(tmp_path / "journal", num_reads=4)).steps(0, 4)
+    replayed = Training(QPUSolver.replay(tmp_path / "journal")).steps(0, 4)
     assert same_weights(training, replayed)
 
 

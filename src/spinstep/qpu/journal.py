@@ -94,6 +94,7 @@ class Journal:
         self.chips: dict[str, Chip] = {}
         self.layouts: dict[str, list[Any]] = {}
         self.run = ""
+        self.settings: dict[str, Any] = {}
         self.carried_us = 0.0
         self._of_key: dict[str, list[Attempt]] = {}
         self._lock = threading.RLock()
@@ -192,6 +193,12 @@ class Journal:
         """The job never ran, so it costs nothing."""
         self._note("void", label=attempt.label, why=why)
 
+    def keep_settings(self, settings: dict[str, Any]) -> None:
+        """Write down how the solver is set, if it is set otherwise than before."""
+        with self._lock:
+            if settings != self.settings:
+                self._note("settings", settings=settings)
+
     def keep_chip(self, chip: Chip) -> None:
         """Write the chip down once, so that the run can be replayed without it."""
         with self._lock:
@@ -243,6 +250,8 @@ class Journal:
         event = fact["event"]
         if event == "run":
             self.run = fact["id"]
+        elif event == "settings":
+            self.settings = fact["settings"]
         elif event == "chip":
             definition = json.loads(zlib.decompress(base64.b64decode(fact["definition"])))
             self.chips[fact["chip"]] = Chip(fact["name"], definition["graph_id"], definition["properties"])

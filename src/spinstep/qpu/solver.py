@@ -20,6 +20,9 @@ from spinstep.solvers.base import Solution, Solver
 
 log = logging.getLogger(__name__)
 
+REPLAYED = ("num_reads", "block_size", "num_sweeps", "chain_strength_prefactor", "sample_kwargs")
+"""The settings that decide which problems are sent."""
+
 
 class QPUSolver(Solver):
     """Solve every unit of a step on a D-Wave QPU, in as few calls as the chip allows.
@@ -77,47 +80,29 @@ class QPUSolver(Solver):
         for name in ("answer_mode", "auto_scale", "label", "num_reads"):
             if name in sample_kwargs:
                 raise ValueError(f"{name} is the solver's own to set")
-        self._configure(num_reads, block_size, num_sweeps, chain_strength_prefactor, sample_kwargs)
+        self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
+        self.chain_strength_prefactor, self.sample_kwargs = chain_strength_prefactor, sample_kwargs
         self.fallback, self.calls_in_flight = fallback, calls_in_flight
-        self._connect(
-            QPUService() if service is None else service, Journal(journal, budget), deadline, settle
-        )
+        self._service: QPUService | None = QPUService() if service is None else service
+        self._journal = Journal(journal, budget)
+        self._journal.keep_chip(self._service.chip)
+        self._journal.keep_settings({name: getattr(self, name) for name in REPLAYED})
+        self._submission = Submission(self._service, self._journal, deadline, settle)
+        self._schedules: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
 
     @classmethod
-    def replay(
-        cls,
-        journal: str | Path,
-        *,
-        num_reads: int = 100,
-        block_size: int = 32,
-        num_sweeps: int = 1,
-        chain_strength_prefactor: float = PREFACTOR,
-        **sample_kwargs: Any,
-    ) -> "QPUSolver":
-        """The answers of an earlier run, from its journal alone; the settings are those of the run."""
+    def replay(cls, journal: str | Path) -> "QPUSolver":
+        """The answers of an earlier run, and its settings, from its journal alone."""
         solver = cls.__new__(cls)
-        solver._configure(num_reads, block_size, num_sweeps, chain_strength_prefactor, sample_kwargs)
+        solver._journal = Journal(journal, read_only=True)
+        if not solver._journal.settings:
+            raise ValueError(f"{journal} holds no run that could be replayed")
+        for name in REPLAYED:
+            setattr(solver, name, solver._journal.settings[name])
         solver.fallback, solver.calls_in_flight = None, 1
-        solver._connect(None, Journal(journal, read_only=True), 0.0, 0.0)
+        solver._service, solver._schedules = None, {}
+        solver._submission = Submission(None, solver._journal)
         return solver
-
-    def _configure(
-        self,
-        num_reads: int,
-        block_size: int,
-        num_sweeps: int,
-        prefactor: float,
-        sample_kwargs: dict[str, Any],
-    ) -> None:
-        self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
-        self.chain_strength_prefactor, self.sample_kwargs = prefactor, sample_kwargs
-
-    def _connect(self, service: QPUService | None, journal: Journal, deadline: float, settle: float) -> None:
-        self._service, self._journal = service, journal
-        if service is not None:
-            journal.keep_chip(service.chip)
-        self._submission = Submission(service, journal, deadline, settle)
-        self._schedules: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
 
     @property
     def chip(self) -> Chip:
