@@ -216,6 +216,19 @@ def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
     assert three.sum() < 1.05 * best.sum()
 
 
+@pytest.mark.slow
+def test_512_inputs_on_a_full_chip_come_within_five_per_cent_of_descent(sapi_env, tmp_path, monkeypatch):
+    problem = random_problem(700, 512, 2, 0)
+    with Sapi() as sapi:
+        monkeypatch.setenv("DWAVE_API_TOKEN", sapi.token)
+        solver = QPUSolver(tmp_path / "journal", 10.0, service=QPUService(endpoint=sapi.url), num_reads=32)
+        energy = solver.solve(problem).energy
+        solver.close()
+        assert len(sapi.ledger()) == 16  # blocks of 32, both units in one call
+    assert (problem.lower_bound() < energy).all()
+    assert (energy < 1.05 * BlockDescentSolver().solve(problem).energy).all()
+
+
 def test_momentum_and_double_precision_reach_the_chip(solver):
     problem = random_problem(8, 6, 2, 3, dtype=torch.float64)
     problem = type(problem)(problem.Z, 0.1 * problem.V, H=torch.randn(6, 2, dtype=torch.float64))
