@@ -1,14 +1,19 @@
-"""Inner loops over single spins, compiled by numba where the ``fast`` extra is installed."""
+"""Inner loops over single spins, compiled by numba where the ``fast`` extra is installed, else in torch."""
 
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from spinstep.layers import spins_of
 
 HAS_NUMBA = find_spec("numba") is not None
 Array = npt.NDArray[Any]
+Backend = Literal["auto", "numba", "torch"]
 
 
 @cache
@@ -98,3 +103,24 @@ def decode(
             level -= 1
     state[n] = n
     return radius, nodes, True
+
+
+def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Tensor:  # -> (m, b)
+    """Set spin after spin of a block to the sign of its field; return the change.
+
+    Args:
+        K: Couplings of the block, shape ``(b, b)``.
+        field: Fields of the block, shape ``(m, b)``; overwritten.
+        g: Spins of the block, shape ``(m, b)``; updated.
+        backend: As in :class:`BlockDescentSolver`.
+    """
+    change = torch.empty_like(field)
+    if backend != "torch" and HAS_NUMBA and g.device.type == "cpu":
+        compiled(descend_block)(K.numpy(), field.numpy(), g.numpy(), change.numpy())
+        return change
+    for i in range(len(K)):
+        old = g[:, i].clone()
+        g[:, i] = spins_of(field[:, i] + K[i, i] * old)
+        change[:, i] = g[:, i] - old
+        field.addr_(change[:, i], K[i], alpha=-1)
+    return change

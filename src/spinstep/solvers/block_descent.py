@@ -1,18 +1,15 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from spinstep.layers import spins_of
 from spinstep.problem import BinaryLeastSquares
-from spinstep.solvers._kernels import HAS_NUMBA, compiled, descend_block
+from spinstep.solvers._kernels import HAS_NUMBA, Backend, flip_
 from spinstep.solvers.base import Solution, Solver
 
 SMALL_FAN_IN = 32
-Backend = Literal["auto", "numba", "torch"]
 
 
 class BlockDescentSolver(Solver):
@@ -107,27 +104,6 @@ class BlockDescentSolver(Solver):
 
 
 # All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
-
-
-def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Tensor:  # -> (m, b)
-    """Set spin after spin of a block to the sign of its field; return the change.
-
-    Args:
-        K: Couplings of the block, shape ``(b, b)``.
-        field: Fields of the block, shape ``(m, b)``; overwritten.
-        g: Spins of the block, shape ``(m, b)``; updated.
-        backend: As in :class:`BlockDescentSolver`.
-    """
-    change = torch.empty_like(field)
-    if backend != "torch" and HAS_NUMBA and g.device.type == "cpu":
-        compiled(descend_block)(K.numpy(), field.numpy(), g.numpy(), change.numpy())
-        return change
-    for i in range(len(K)):
-        old = g[:, i].clone()
-        g[:, i] = spins_of(field[:, i] + K[i, i] * old)
-        change[:, i] = g[:, i] - old
-        field.addr_(change[:, i], K[i], alpha=-1)
-    return change
 
 
 def _error_feedback(problem: BinaryLeastSquares, size: int) -> tuple[Tensor, Tensor]:  # (m, n), (m, r)

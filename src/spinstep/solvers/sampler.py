@@ -9,7 +9,7 @@ from dimod.core.sampler import Sampler
 from torch import Tensor
 
 from spinstep.solvers._dense import to_dense
-from spinstep.solvers.block_descent import flip_
+from spinstep.solvers._kernels import flip_
 
 
 class BlockDescentSampler(Sampler):
