@@ -77,17 +77,8 @@ class QPSBGD(Optimizer):
         self.solver = BlockDescentSolver() if solver is None else solver
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
-        defaults = {
-            "lr": lr,
-            "target_rms": target_rms,
-            "momentum": momentum,
-            "rows": rows,
-            "clamp": clamp,
-            "seed": seed,
-            "step": 0,
-            "skipped": 0,
-        }
-        super().__init__(params, defaults)
+        defaults = dict(lr=lr, target_rms=target_rms, momentum=momentum, rows=rows, clamp=clamp, seed=seed)
+        super().__init__(params, {**defaults, "step": 0, "skipped": 0})
 
     @classmethod
     def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
@@ -100,14 +91,8 @@ class QPSBGD(Optimizer):
             lr: Learning rate α.
             solver: Another solver, for layers too wide to solve exactly (beyond about 60 inputs).
         """
-        return cls(
-            params,
-            lr,
-            solver=ExactSolver() if solver is None else solver,
-            target_rms=None,
-            rows="normalized",
-            clamp=None,
-        )
+        solver = ExactSolver() if solver is None else solver
+        return cls(params, lr, solver=solver, target_rms=None, rows="normalized", clamp=None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "seed" in param_group:
@@ -159,10 +144,8 @@ class QPSBGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with what the solver wants kept, such as a QPU's ledger."""
-        state = super().state_dict()
-        if own := self.solver.state_dict():
-            state["solver"] = own
-        return state
+        own = self.solver.state_dict()
+        return super().state_dict() | ({"solver": own} if own else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "solver"})

@@ -99,9 +99,8 @@ class BinaryLeastSquares:
         h = -2 * (self.Z.T @ v if self.H is None else self.Z.T @ v + self.H[:, unit])
         J = 2 * gram.triu(1)
         offset = gram.trace() + v @ v  # g² = 1 turns the diagonal into a constant
-        if isinstance(self.offset, Tensor):
-            return h, J, offset + self.offset[unit]
-        return h, J, offset + self.offset
+        own = self.offset[unit] if isinstance(self.offset, Tensor) else self.offset
+        return h, J, offset + own
 
     def to_bqm(self, unit: int) -> "dimod.BinaryQuadraticModel":
         """One unit as a dimod model over the spin variables ``0 … n-1``, in double precision."""

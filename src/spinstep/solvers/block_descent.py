@@ -49,11 +49,8 @@ class BlockDescentSolver(Solver):
         block_size: int | None = None,
         backend: Backend = "auto",
     ) -> None:
-        for name, value in (
-            ("num_sweeps", num_sweeps),
-            ("num_reads", num_reads),
-            ("block_size", block_size),
-        ):
+        counts = {"num_sweeps": num_sweeps, "num_reads": num_reads, "block_size": block_size}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, got {value}")
         if backend == "numba" and not HAS_NUMBA:
