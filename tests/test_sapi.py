@@ -720,6 +720,8 @@ def test_closing_leaves_neither_threads_nor_waiting_clients(sapi_env):
 def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi_env):
     command = [sys.executable, "-m", "spinstep.testing.sapi", "--topology", "zephyr", "--size", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        stop = threading.Timer(60, process.kill)  # whatever happens, nobody waits for ever
+        stop.start()
         exports = [process.stdout.readline().split() for _ in range(3)]
         settings = dict(setting.split("=", 1) for _, setting in exports)
         assert list(settings) == ["DWAVE_API_ENDPOINT", "DWAVE_API_TOKEN", "DWAVE_CACHE_HOME"]
@@ -727,5 +729,6 @@ def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi
         with connect(emulator) as sampler:
             assert sampler.solver.properties["topology"] == {"type": "zephyr", "shape": [1, 4]}
         process.send_signal(2)
-        assert process.wait(10) == 0
+        assert process.wait() == 0
         assert process.stderr.read() == ""
+        stop.cancel()

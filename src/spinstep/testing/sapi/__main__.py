@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with Sapi(**{**options, "noise": tuple(options["noise"])}) as sapi:
         print(f"export DWAVE_API_ENDPOINT={sapi.url}")
         print(f"export DWAVE_API_TOKEN={sapi.token}")
+        for number in (signal.SIGINT, signal.SIGTERM):  # a job in the background is born deaf to the first
+            signal.signal(number, signal.default_int_handler)
         print("export DWAVE_CACHE_HOME=off", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
