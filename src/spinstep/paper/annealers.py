@@ -1,6 +1,7 @@
 """What an annealer adds: the same steps taken with every solver, an emulated QPU among them."""
 
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -158,21 +159,22 @@ class Annealers(Experiment):
         shown = [line for line in finals if line.job["task"] == PAIR]
         if not shown:
             return []
-        canvas, grid = figures.new(6.4, 3.2)
-        axes = grid[0, 0]
-        for name, label in LABELS.items():
-            own = [line.metrics for line in shown if line.job["solver"] == name]
-            if own:
-                accuracy = estimate([m["test_accuracy"] for m in own])
-                excess = max(100 * _mean([m["excess"] for m in own]), 1e-3)
-                half = 0.0 if accuracy.half != accuracy.half else accuracy.half
-                colour = figures.VERMILION if "qpu" in name else figures.BLUE
-                axes.errorbar(excess, accuracy.mean, half, marker="o", capsize=2, color=colour)
-                axes.annotate(
-                    label, (excess, accuracy.mean), xytext=(5, 4), textcoords="offset points", fontsize=7
-                )
-        axes.set(xscale="log", xlabel="energy above the optimum, % of ‖V‖²", ylabel="test accuracy")
-        caption = f"{PAIR}: how well each solver solves, and what the network makes of it (95 % intervals)."
+        own = {name: [line.metrics for line in shown if line.job["solver"] == name] for name in LABELS}
+        own = {name: metrics for name, metrics in own.items() if metrics}
+        canvas, grid = figures.new(7.2, 2.8, columns=2)
+        for place, (name, metrics) in enumerate(own.items()):
+            colour = figures.VERMILION if "qpu" in name else figures.BLUE
+            accuracy = estimate([m["test_accuracy"] for m in metrics])
+            half = 0.0 if math.isnan(accuracy.half) else accuracy.half
+            grid[0, 0].errorbar(accuracy.mean, place, xerr=half, marker="o", capsize=2, color=colour)
+            grid[0, 1].plot(100 * _mean([m["excess"] for m in metrics]), place, marker="o", color=colour)
+        grid[0, 0].set(xlabel="test accuracy")
+        grid[0, 1].set(xlabel="energy above the optimum, % of ‖V‖²")
+        grid[0, 1].set_xscale("symlog", linthresh=1e-3)
+        for panel, labels in zip(grid[0], ([LABELS[name] for name in own], []), strict=True):
+            panel.set_yticks(range(len(own)), labels or [""] * len(own))
+            panel.invert_yaxis()
+        caption = f"{PAIR}: what the network makes of each solver (95 % intervals), and how well it solves."
         return [Figure("accuracy", caption, to_svg(canvas))]
 
 

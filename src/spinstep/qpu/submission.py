@@ -211,6 +211,7 @@ class _Call:
         pace = _Pace(self.until, f"the search for {attempt.label}")
         patience = time.monotonic() + settle
         while True:
+            pace.wait(ServiceError("it has not turned up"), longest=max(patience - time.monotonic(), PAUSE))
             last = time.monotonic() >= patience
             status = self._persist(lambda left: self.service.find(attempt.label, left), pace.what)
             if status is not None:
@@ -218,7 +219,6 @@ class _Call:
                 return True
             if last:
                 return False
-            pace.wait(ServiceError("it has not turned up"), longest=max(patience - time.monotonic(), PAUSE))
 
     def _awaited(self, attempt: Attempt) -> Answer | None:
         """The answer of a job that has arrived, or none if the service failed or cancelled it."""
