@@ -316,7 +316,9 @@ def kills(folder: Path, steps: int, kills: int, threads: int = 4) -> Numbers:
         run = _Run(sapi, solver)
         run.taken = steps
         solver.close()
-        return run.numbers() | {"kills": json.loads(child.stdout)["kills"]}
+        from_outside = ("step errors", "longest call / deadline")  # nobody has measured them in the child
+        found = {name: value for name, value in run.numbers().items() if name not in from_outside}
+        return found | {"kills": json.loads(child.stdout)["kills"]}
 
 
 def child(url: str, journal: str, steps: int, kills: int, threads: int) -> None:
@@ -372,7 +374,7 @@ def _live(url: str, journal: str, steps: int, threads: int, ready: int) -> None:
 # Budget
 
 
-def budget(folder: Path, jobs: int, affordable: int, threads: int = 8) -> Numbers:
+def budget(folder: Path, jobs: int, affordable: int, threads: int = 8, faults: float = 0.0) -> Numbers:
     """Threads that want more than the budget holds, some replies without a bill, a restart in the middle."""
     with emulator() as sapi:
         service = connect(sapi)
@@ -382,9 +384,16 @@ def budget(folder: Path, jobs: int, affordable: int, threads: int = 8) -> Number
         solver.close()
         before, overspent, refused = sapi.charged_us, 0, 0
         sapi.inject("answer", "missing", math.inf, 0.3, key="timing")
+        for stage, kind in (
+            ("submit", "reset_after"),
+            ("submit", "reset"),
+            ("submit", "late"),
+            ("run", "FAILED"),
+        ):
+            sapi.inject(stage, kind, math.inf, faults, seconds=0.3)
         most = (affordable + 0.5) * price
         for part in (range(jobs // 2), range(jobs // 2, jobs)):
-            solver = solver_at(service, folder / "budget.journal", budget=most)
+            solver = solver_at(service, folder / f"budget-{faults}.journal", budget=most)
 
             def attempt(step: int, solver: QPUSolver = solver) -> bool:
                 try:
@@ -402,8 +411,11 @@ def budget(folder: Path, jobs: int, affordable: int, threads: int = 8) -> Number
             "jobs affordable": affordable,
             "jobs paid": sum(charge.cost_us > 0 for charge in sapi.ledger()) - 1,
             "jobs refused": refused,
+            "faults": sum(n for (stage, _), n in sapi.fired.items() if stage in ("submit", "run")),
             "times over budget": overspent,
-            "ledgers differ by, s": abs(solver.qpu_seconds - 1e-6 * (sapi.charged_us - before)),
+            "client ledger short of the server's by, s": max(
+                1e-6 * (sapi.charged_us - before) - solver.qpu_seconds, 0.0
+            ),
         }
 
 
@@ -620,6 +632,11 @@ def asked() -> list[tuple[str, Callable[[Path], Numbers], dict[str, tuple[str, f
         "longest call / deadline": ("≤", 1.1),
         "requests a second in a loop": ("≤", 5.0),
     }
+    within = {
+        "times over budget": ("=", 0.0),
+        "client ledger short of the server's by, s": ("≤", 1e-6),
+        "jobs paid": ("≤", 10.0),
+    }
     none_wrong = {"accepted, but wrong": ("=", 0.0)}
     return [
         (
@@ -649,8 +666,9 @@ def asked() -> list[tuple[str, Callable[[Path], Numbers], dict[str, tuple[str, f
         (
             "budget",
             lambda folder: budget(folder, 60, 10),
-            {"jobs paid": ("=", 10.0), "times over budget": ("=", 0.0), "ledgers differ by, s": ("≤", 1e-6)},
+            within | {"jobs paid": ("=", 10.0)},
         ),
+        ("budget, under faults", lambda folder: budget(folder, 60, 10, faults=0.15), within),
         (
             "damaged answers",
             lambda folder: damaged_answers(10_000),
