@@ -8,7 +8,6 @@ simulated annealing on the embedded problem; what it charges follows D-Wave's ti
 
 import argparse
 import json
-import os
 import platform
 import tempfile
 import time
@@ -82,9 +81,8 @@ def measure(name: str, solver: Solver, problem: BinaryLeastSquares) -> dict[str,
 def through_the_emulator(
     problem: BinaryLeastSquares, noise: tuple[float, float], sweeps: int, num_reads: int
 ) -> dict[str, float | str]:
-    with tempfile.TemporaryDirectory() as folder, Sapi(noise=noise) as sapi:
-        os.environ["DWAVE_API_TOKEN"] = sapi.token
-        service = QPUService(endpoint=sapi.url)
+    with tempfile.TemporaryDirectory() as folder, Sapi(noise=noise) as sapi, sapi.configured():
+        service = QPUService(sapi.solver_name)
         solver = QPUSolver(
             Path(folder, "journal"), 1e6, service=service, num_reads=num_reads, num_sweeps=sweeps
         )

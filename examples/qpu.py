@@ -12,7 +12,6 @@ to. If a run was stopped, the same command goes on and pays for no step twice.
 
 import argparse
 import itertools
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -175,8 +174,8 @@ def emulated(args: argparse.Namespace, stack: ExitStack) -> QPUService:
     """A QPU that lives in this process."""
     noise = (args.noise, args.noise)
     sapi = stack.enter_context(Sapi(args.topology, args.size, noise=noise, seed=args.seed))
-    os.environ["DWAVE_API_TOKEN"] = sapi.token  # in this process alone: your own token stays at home
-    return QPUService(sapi.solver_name, endpoint=sapi.url)
+    stack.enter_context(sapi.configured())  # in this process alone: your own token stays at home
+    return QPUService(sapi.solver_name)
 
 
 def main() -> None:

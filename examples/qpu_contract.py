@@ -13,7 +13,6 @@ whether the service does what spinstep relies on; if not, the status is 1.
 import argparse
 import base64
 import json
-import os
 import sys
 import tempfile
 import time
@@ -286,8 +285,8 @@ def main() -> None:
             service = QPUService()
         else:
             sapi = stack.enter_context(Sapi(args.topology, args.size, queue_seconds=0.2))
-            os.environ["DWAVE_API_TOKEN"] = sapi.token  # in this process alone
-            service = QPUService(sapi.solver_name, endpoint=sapi.url)
+            stack.enter_context(sapi.configured())  # in this process alone
+            service = QPUService(sapi.solver_name)
         contract = Contract(service, folder / "contract.journal")
         jobs = contract.plan()
         total = sum(seconds for _, seconds in jobs)

@@ -89,7 +89,7 @@ def test_a_plan_sends_nothing_unless_it_is_told_to(cache, capsys, monkeypatch):
     main(["qpu", "plan", "4-4-2", *options, "--topology", "zephyr", "--block-size", "3"])
     printed = capsys.readouterr().out
     assert "ideal zephyr of size 12, 4800 working qubits" in printed
-    assert re.search(r"calls a step\s+2 \(2 after one another\)", printed)
+    assert re.search(r"calls a step\s+2, in 2 rounds", printed)
 
 
 @pytest.mark.parametrize("widths", ["16", "16-0", "16-x-2", "16--2"])

@@ -1,4 +1,5 @@
 import itertools
+import os
 import random
 import socket
 import subprocess
@@ -732,3 +733,12 @@ def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi
         assert process.wait() == 0
         assert process.stderr.read() == ""
         stop.cancel()
+
+
+def test_a_configured_process_finds_the_emulator_and_forgets_it_afterwards(tiny, sapi_env, monkeypatch):
+    monkeypatch.setenv("DWAVE_API_TOKEN", "the user's own")
+    monkeypatch.delenv("DWAVE_API_ENDPOINT", raising=False)
+    with tiny.configured(), DWaveSampler() as sampler:
+        assert sampler.solver.name == tiny.solver_name
+    assert os.environ["DWAVE_API_TOKEN"] == "the user's own"
+    assert "DWAVE_API_ENDPOINT" not in os.environ

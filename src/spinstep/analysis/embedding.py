@@ -1,14 +1,14 @@
 """A problem on a quantum annealer: its graph, and the chains of qubits that stand for its spins."""
 
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from spinstep.problem import BinaryLeastSquares
+from spinstep.qpu.chip import SIZES, Topology, client_module
+from spinstep.qpu.embedding import lattice_module
 
 if TYPE_CHECKING:
     import networkx
-
-ADVANTAGE = {"pegasus": 16, "zephyr": 12}  # the sizes of Advantage and Advantage2
 
 
 def logical_graph(problem: BinaryLeastSquares, tolerance: float = 0.0) -> "networkx.Graph":
@@ -29,7 +29,7 @@ def logical_graph(problem: BinaryLeastSquares, tolerance: float = 0.0) -> "netwo
 
 def find_embedding(
     graph: "networkx.Graph",
-    topology: Literal["pegasus", "zephyr"] = "pegasus",
+    topology: Topology = "pegasus",
     size: int | None = None,
     seed: int = 0,
 ) -> tuple[dict[int, tuple[int, ...]], "networkx.Graph"]:
@@ -46,22 +46,11 @@ def find_embedding(
     Raises:
         RuntimeError: No embedding was found, which does not prove that there is none.
     """
-    if topology not in ADVANTAGE:
+    if topology not in SIZES:
         raise ValueError(f'topology is "pegasus" or "zephyr", got {topology!r}')
-    try:
-        import minorminer
-
-        try:
-            import dwave.graphs as lattices
-        except ImportError:  # its name in older releases of dwave-system
-            import dwave_networkx as lattices
-    except ImportError as error:
-        raise ImportError('embeddings need minorminer: pip install "spinstep[qpu]"') from error
-
-    size = ADVANTAGE[topology] if size is None else size
-    build = lattices.pegasus_graph if topology == "pegasus" else lattices.zephyr_graph
-    target = build(size)
-    chains = minorminer.find_embedding(graph, target, random_seed=seed)
+    size = SIZES[topology] if size is None else size
+    target = getattr(lattice_module(), f"{topology}_graph")(size)
+    chains = client_module("minorminer").find_embedding(graph, target, random_seed=seed)
     if len(chains) < len(graph):
         raise RuntimeError(
             f"found no embedding of {len(graph)} nodes and {graph.number_of_edges()} edges "

@@ -2,12 +2,11 @@
 
 import contextlib
 import math
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from spinstep import QPSBGD, binary_parameters
 from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
-from spinstep.paper.methods import make_solver
+from spinstep.paper.methods import SOLVER_LABELS, make_solver
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import AdultTenLayers, Digits12, mlp
 from spinstep.paper.statistics import estimate, paired
@@ -27,14 +26,11 @@ from spinstep.solvers import DimodSolver, ExactSolver, Solution, Solver
 PAIR, ADULT = "MNIST pair 1/2, 16-4-4-2", "Adult, ten layers"
 NOISE = (0.05, 0.02)
 LABELS = {
-    "exact": "exact",
-    "block": "default",
-    "feedback": "error feedback, 1 sweep",
-    "annealing": "simulated annealing",
+    **{name: SOLVER_LABELS[name] for name in ("exact", "block", "feedback", "annealing")},
     "sqa": "simulated quantum annealing",
     "qpu": "emulated QPU",
     "noisy-qpu": "emulated QPU, control noise",
-    "sign": "sign of the gradient",
+    "sign": SOLVER_LABELS["sign"],
 }
 EXACT_UP_TO = 49
 
@@ -46,15 +42,24 @@ class Pair(Digits12):
         return mlp(16, 4, 4, 2)
 
 
+class Size(NamedTuple):
+    """A task, and how much of it is emulated."""
+
+    task: type[Task]
+    steps: int
+    seeds: int
+    num_reads: int
+
+
+SIZES = {PAIR: Size(Pair, 500, 5, 100), ADULT: Size(AdultTenLayers, 5, 2, 20)}
+QUICK = {PAIR: Size(Pair, 3, 1, 4)}
+
+
 class Annealers(Experiment):
     """Equal steps, equal learning rate, one solver after the other."""
 
     title = "What an annealer adds"
     source = "beyond the paper"
-    tasks: dict[str, type[Task]] = {PAIR: Pair, ADULT: AdultTenLayers}  # noqa: RUF012, read only
-    steps = {PAIR: 500, ADULT: 5}  # noqa: RUF012
-    seeds = {PAIR: 5, ADULT: 2}  # noqa: RUF012
-    num_reads = {PAIR: 100, ADULT: 20}  # noqa: RUF012
     rates = (1e-3, 3e-3, 1e-2, 3e-2)
     adult_rate = 3e-3
     moments = 25
@@ -64,18 +69,18 @@ class Annealers(Experiment):
         trials = [_job("trial", PAIR, "exact", lr, seed) for lr in self.rates for seed in tuning]
         scored = lab.run(trials[:2] if lab.quick else trials, f"{PAIR}, learning rate")
         finals = []
-        for task in [PAIR] if lab.quick else self.tasks:
-            lr = _best_rate(scored) if task == PAIR else self.adult_rate
-            solvers = [name for name in LABELS if name != "exact" or self.tasks[task].exact]
-            seeds = range(lab.seeds or (1 if lab.quick else self.seeds[task]))
-            finals += [_job("final", task, solver, lr, seed) for seed in seeds for solver in solvers]
+        for name, size in (QUICK if lab.quick else SIZES).items():
+            lr = _best_rate(scored) if name == PAIR else self.adult_rate
+            solvers = [solver for solver in LABELS if solver != "exact" or size.task.exact]
+            seeds = range(lab.seeds or size.seeds)
+            finals += [_job("final", name, solver, lr, seed) for seed in seeds for solver in solvers]
         lab.run(finals, "finals")
 
     def compute(self, job: Job) -> dict[str, Any]:
-        name, quick = job["task"], job["quick"]
-        steps = 3 if quick else self.steps[name]
-        with seeded(job["seed"]), _solver(job["solver"], 4 if quick else self.num_reads[name]) as solver:
-            task = self.tasks[name](job["seed"], job["stage"] == "trial", quick)
+        size = (QUICK if job["quick"] else SIZES)[job["task"]]
+        steps = size.steps
+        with seeded(job["seed"]), _solver(job["solver"], size.num_reads) as solver:
+            task = size.task(job["seed"], job["stage"] == "trial", job["quick"])
             network = task.network()
             watching = _Watching(solver, max(steps // self.moments, 1), job["stage"] == "final")
             stepper = QPSBGD(
@@ -99,15 +104,16 @@ class Annealers(Experiment):
 
     def show(self, lines: Sequence[Line]) -> Section:
         finals = [line for line in lines if line.job["stage"] == "final"]
+        sizes = QUICK if any(line.job["quick"] for line in finals) else SIZES
         tables = [
-            self._table(task, [line for line in finals if line.job["task"] == task]) for task in self.tasks
+            self._table(name, size, [line for line in finals if line.job["task"] == name])
+            for name, size in sizes.items()
         ]
         notes = [
-            f"{PAIR}: {self.steps[PAIR]} steps of batches of 20 (20 epochs; the paper does not say how "
-            f"many), {self.num_reads[PAIR]} samples of each unit. {ADULT}: {self.steps[ADULT]} steps and "
-            f"{self.num_reads[ADULT]} samples, as much as emulation allows; what counts there are the "
-            "energies of the problems met on the way. The learning rate of the pair was chosen with the "
-            f"exact solver on validation data, Adult has {self.adult_rate}; every solver the same.",
+            f"At full size {PAIR} takes {SIZES[PAIR].steps} steps of batches of 20 (20 epochs; the paper "
+            f"does not say), and {ADULT} as many as emulation allows; what counts there are the energies "
+            "of the problems met on the way. The learning rate of the pair was chosen with the exact solver "
+            f"on validation data, Adult has {self.adult_rate}; every solver the same.",
             "The emulated QPU is simulated annealing on the embedded problem, chains and all, behind "
             "D-Wave's own client; it is kinder than a real chip. Control noise adds normal errors of "
             f"{NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled problem. QPU seconds "
@@ -116,13 +122,13 @@ class Annealers(Experiment):
         ]
         return Section(notes, [table for table in tables if table.rows], self._figures(finals))
 
-    def _table(self, task: str, lines: Sequence[Line]) -> Table:
-        floor = "certified bound" if task == ADULT else "optimum"
+    def _table(self, name: str, size: Size, lines: Sequence[Line]) -> Table:
+        floor = "optimum" if size.task.exact else "certified bound"
         header = ["solver", f"energy above the {floor}", "test accuracy", "training loss", "ms a step"]
         header += ["chain breaks", "QPU seconds of the run"]
         rows = []
-        for name, label in LABELS.items():
-            own = [line.metrics for line in lines if line.job["solver"] == name]
+        for solver, label in LABELS.items():
+            own = [line.metrics for line in lines if line.job["solver"] == solver]
             if own:
                 breaks = [m["chain_breaks"] for m in own if "chain_breaks" in m]
                 qpu = [m["qpu_seconds"] for m in own if "qpu_seconds" in m]
@@ -137,8 +143,9 @@ class Annealers(Experiment):
                         f"{_mean(qpu):.2f}" if qpu else "–",
                     ]
                 )
-        steps = f"{self.steps[task]} steps, {self.seeds[task]} seeds"
-        return Table(header, rows, f"{task}: {steps}; energies as a share of ‖V‖²")
+        seeds = len({line.job["seed"] for line in lines})
+        counts = f"{size.steps} steps, {size.num_reads} samples of each unit, seeds: {seeds}"
+        return Table(header, rows, f"{name}: {counts}; energies as a share of ‖V‖²")
 
     def _verdicts(self, finals: Sequence[Line]) -> list[str]:
         """Each solver against the exact one, seed by seed."""
@@ -230,19 +237,11 @@ def _emulated_qpu(num_reads: int, noise: tuple[float, float]) -> Iterator[Solver
     from spinstep.qpu import QPUService, QPUSolver
     from spinstep.testing.sapi import Sapi
 
-    with tempfile.TemporaryDirectory() as folder, Sapi(noise=noise) as sapi:
-        before = os.environ.get("DWAVE_API_TOKEN")
-        os.environ["DWAVE_API_TOKEN"] = sapi.token  # there is no other way in
-        try:
-            service = QPUService(endpoint=sapi.url)
-            solver = QPUSolver(Path(folder, "journal"), 1e6, service=service, num_reads=num_reads)
-            yield solver
-            solver.close()
-        finally:
-            if before is None:
-                del os.environ["DWAVE_API_TOKEN"]
-            else:
-                os.environ["DWAVE_API_TOKEN"] = before
+    with tempfile.TemporaryDirectory() as folder, Sapi(noise=noise) as sapi, sapi.configured():
+        service = QPUService(sapi.solver_name)
+        solver = QPUSolver(Path(folder, "journal"), 1e6, service=service, num_reads=num_reads)
+        yield solver
+        solver.close()
 
 
 def _best_rate(scored: Sequence[Line]) -> float:

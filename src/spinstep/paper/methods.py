@@ -30,6 +30,16 @@ def grid(**values: Iterable[float]) -> list[Settings]:
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
+SOLVER_LABELS = {
+    "sign": "sign of the gradient",
+    "feedback": "error feedback, 1 sweep",
+    "block": "default",
+    "annealing": "simulated annealing",
+    "exact": "exact",
+}
+"""What tables and figures call the solvers that they compare."""
+
+
 def make_solver(name: str) -> Solver:
     """``block`` (the default), ``feedback`` (one sweep), ``exact``, ``sign``, ``annealing`` or ``tabu``."""
     if name in ("annealing", "tabu"):

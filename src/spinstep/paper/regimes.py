@@ -14,7 +14,7 @@ from spinstep.data import mnist
 from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
-from spinstep.paper.methods import Settings, grid, make_solver
+from spinstep.paper.methods import SOLVER_LABELS, Settings, grid, make_solver
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import Estimate, Paired, estimate, paired
 from spinstep.paper.training import VectorTask, train
@@ -99,14 +99,7 @@ _TRIALS = {
     "QP-SBGD": grid(lr=(1e-4, 3e-4, 1e-3, 3e-3), target_rms=(2,), momentum=(0.9,)),
     "BinaryConnect signSGD": grid(lr=(3e-5, 1e-4, 3e-4, 1e-3), momentum=(0.9,)),
 }
-_SOLVERS = ("sign", "feedback", "block", "annealing", "exact")
-_LABELS = {
-    "sign": "sign of the gradient",
-    "feedback": "error feedback, 1 sweep",
-    "block": "default",
-    "annealing": "simulated annealing",
-    "exact": "exact",
-}
+_SOLVERS = tuple(SOLVER_LABELS)
 _EXACT_GAP, _SLOW_TRAINING = 49, 16  # fan-ins up to which optima are proved, and slow solvers train
 
 
@@ -281,7 +274,7 @@ def _points(gain: Paired) -> str:
 
 def _gap_table(gaps: dict[str, dict[int, list[float]]]) -> Table:
     sizes = sorted({n for own in gaps.values() for n in own})
-    rows = [[_LABELS[name], *(_percent(own.get(n)) for n in sizes)] for name, own in gaps.items()]
+    rows = [[SOLVER_LABELS[name], *(_percent(own.get(n)) for n in sizes)] for name, own in gaps.items()]
     caption = "Energy above the optimum (fan-in above 49: above a certified bound), as a share of ‖V‖²"
     return Table(["solver", *(f"fan-in {n}" for n in sizes)], rows, caption)
 
@@ -293,7 +286,7 @@ def _percent(values: list[float] | None) -> str:
 def _score_table(scores: dict[str, dict[int, list[float]]]) -> Table:
     sizes = sorted({n for own in scores.values() for n in own})
     rows = [
-        [_LABELS[name], *(str(estimate(own[n])) if n in own else "–" for n in sizes)]
+        [SOLVER_LABELS[name], *(str(estimate(own[n])) if n in own else "–" for n in sizes)]
         for name, own in scores.items()
     ]
     return Table(
@@ -354,7 +347,7 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
         sizes = sorted(own)
         shown = [max(float(np.mean(own[n])), 1e-7) for n in sizes]
         axes[1, 0].plot(
-            sizes, shown, marker=markers[name], color=colours[name], label=_LABELS[name], markersize=4
+            sizes, shown, marker=markers[name], color=colours[name], label=SOLVER_LABELS[name], markersize=4
         )
     axes[1, 0].axvspan(_EXACT_GAP + 1, 250, color="#000000", alpha=0.05, linewidth=0)
     axes[1, 0].set(xscale="log", yscale="log", xlabel="fan-in n", ylabel="energy above the optimum, of ‖V‖²")
@@ -362,7 +355,7 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
     axes[1, 0].text(0.98, 0.03, "grey: above a bound", transform=axes[1, 0].transAxes, ha="right", fontsize=7)
     for place, (name, own) in enumerate(scores.items()):
         style = {"marker": markers[name], "color": colours[name], "markersize": 4, "capsize": 2}
-        style |= {"label": _LABELS[name], "linewidth": 0.8, "shift": 0.95 + 0.025 * place}
+        style |= {"label": SOLVER_LABELS[name], "linewidth": 0.8, "shift": 0.95 + 0.025 * place}
         _intervals(axes[1, 1], {n: estimate(values) for n, values in own.items()}, style)
         if name != "block":
             both = own.keys() & scores.get("block", {}).keys()

@@ -43,21 +43,18 @@ def pages(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> l
     share their layouts; equal pages are found once.
     """
     waiting = {size: count for size, count in sorted(counts.items(), reverse=True) if count}
-    left: Counter[int] = Counter()
-    for size, count in waiting.items():
-        left[_rounded(size)] += count
     result: list[list[Clique]] = []
     page: list[Clique] = []
-    while left:
+    while waiting:
+        left: Counter[int] = Counter()
+        for size, count in waiting.items():
+            left[_rounded(size)] += count
         held = Counter(len(clique) for clique in page)
         if any(left[size] > held[size] for size in left):
             page = fill(chip, left, cache)
             held = Counter(len(clique) for clique in page)
         for _ in range(max(1, min(left[size] // held[size] for size in held))):
             result.append(_cut(page, waiting))
-        left = Counter()
-        for size, count in waiting.items():
-            left[_rounded(size)] += count
     return result
 
 

@@ -51,12 +51,9 @@ class AnsweredCall:
     @cached_property
     def chain_breaks(self) -> Floats:  # (cliques,)
         """The share of chains whose qubits disagreed, over all reads."""
-        page, (spins, occurrences, _) = self.page, self.answer
-        order = np.argsort(page.spin_of, kind="stable")
-        length = np.bincount(page.spin_of)
-        sums = np.add.reduceat(spins[:, order].astype(np.int32), np.cumsum([0, *length[:-1]]), axis=1)
-        broken = np.average(np.abs(sums) < length, axis=0, weights=occurrences)  # (spins,)
-        return np.add.reduceat(broken, page.starts[:-1]) / np.diff(page.starts)
+        spins, occurrences, _ = self.answer
+        broken = np.average(self.page.chains(spins)[1], axis=0, weights=occurrences)  # (spins,)
+        return np.add.reduceat(broken, self.page.starts[:-1]) / np.diff(self.page.starts)
 
     def excess_energies(self) -> dict[int, Floats]:  # layer -> (samples,)
         """How far each sample is above the best of its unit: 0 for that, 1 for spins thrown like dice.

@@ -127,13 +127,15 @@ class Page:
         """Sum over the couplers of each qubit."""
         return np.bincount(self.couplers.ravel(), np.repeat(J, 2), len(self.qubits)).astype(np.float64)
 
+    def chains(self, samples: Spins) -> tuple[Floats, npt.NDArray[np.bool_]]:  # (samples, spins) each
+        """The majority of each chain's qubits, and whether they disagreed."""
+        order, length = np.argsort(self.spin_of, kind="stable"), np.bincount(self.spin_of)
+        sums = np.add.reduceat(samples[:, order].astype(np.int32), np.cumsum([0, *length[:-1]]), axis=1)
+        return np.where(sums >= 0, 1.0, -1.0), np.abs(sums) < length
+
     def read(self, samples: Spins, occurrences: Ints, problems: Sequence[Ising]) -> list["Reading"]:
         """What each problem's chains say; those whose qubits disagree are repaired by descent."""
-        order = np.argsort(self.spin_of, kind="stable")
-        length = np.bincount(self.spin_of)
-        first = np.cumsum([0, *length[:-1]])
-        sums = np.add.reduceat(samples[:, order].astype(np.int32), first, axis=1)  # (reads, spins)
-        broken, majority = np.abs(sums) < length, np.where(sums >= 0, 1.0, -1.0)
+        majority, broken = self.chains(samples)
         readings = []
         for k, problem in enumerate(problems):
             own = slice(self.starts[k], self.starts[k + 1])

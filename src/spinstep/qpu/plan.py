@@ -60,12 +60,12 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan in words, line by line."""
-        lengths, reads = self.chain_lengths, {call.num_reads for call in self.calls}
+        lengths, reads, rounds = self.chain_lengths, {call.num_reads for call in self.calls}, len(self.rounds)
         copies = {len(call.units) // len(set(call.units)) for call in self.calls}
         return [
             ("chip", f"{self.chip.name}, {len(self.chip.qubits)} working qubits"),
             ("layers", ", ".join(f"{inputs} × {units}" for inputs, units in self.layers)),
-            ("calls a step", f"{len(self.calls)} ({len(self.rounds)} after one another)"),
+            ("calls a step", f"{len(self.calls)}" + (f", in {rounds} rounds" if rounds > 1 else "")),
             ("qubits of a call", f"{self.qubits} at most"),
             ("copies of a unit", f"{max(copies)}, read {max(reads)} times"),
             ("chain lengths", f"{sum(lengths) / len(lengths):.1f} on average, {max(lengths)} at most"),

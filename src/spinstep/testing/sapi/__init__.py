@@ -1,7 +1,10 @@
 """A loopback emulator of D-Wave's solver API, for tests of the real client without network or token."""
 
 import math
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -77,6 +80,29 @@ class Sapi:
     @property
     def url(self) -> str:
         return self.server.url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment variables that lead D-Wave's client here."""
+        return {
+            "DWAVE_API_ENDPOINT": self.url,
+            "DWAVE_API_TOKEN": self.token,
+            "DWAVE_CACHE_HOME": "off",  # a cached definition would outlive the emulator
+        }
+
+    @contextmanager
+    def configured(self) -> Iterator[None]:
+        """Let this process find the emulator as it would find a QPU; afterwards all is as before."""
+        before = {name: os.environ.get(name) for name in self.settings}
+        os.environ.update(self.settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     @property
     def solver_name(self) -> str:

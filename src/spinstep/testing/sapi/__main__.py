@@ -23,11 +23,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     options = vars(parser.parse_args(argv))
     with Sapi(**{**options, "noise": tuple(options["noise"])}) as sapi:
-        print(f"export DWAVE_API_ENDPOINT={sapi.url}")
-        print(f"export DWAVE_API_TOKEN={sapi.token}")
         for number in (signal.SIGINT, signal.SIGTERM):  # a job in the background is born deaf to the first
             signal.signal(number, signal.default_int_handler)
-        print("export DWAVE_CACHE_HOME=off", flush=True)
+        for name, value in sapi.settings.items():
+            print(f"export {name}={value}", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
 
