@@ -7,7 +7,7 @@ from torch import nn
 
 from spinstep import QPSBGD, BinaryLinear, binary_parameters
 from spinstep.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
-from spinstep.layers import spins_of
+from spinstep.signs import spins_of
 from spinstep.solvers import SignSolver
 
 METHODS = {

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spinstep import BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
+from spinstep.patches import Patches
 from spinstep.record import record_of, start_recording, stop_recording
 
 
@@ -70,7 +71,8 @@ def test_the_record_is_the_gradient_in_two_factors(name):
     grad = torch.randn_like(out)
     out.backward(grad)
     expected.backward(grad)
-    product = torch.cat([r.grad.T @ r.x for r in record.layers()])
+    inputs = [r.x.dense() if isinstance(r.x, Patches) else r.x for r in record.layers()]
+    product = torch.cat([r.grad.T @ x for r, x in zip(record.layers(), inputs, strict=True)])
     torch.testing.assert_close(product.view_as(weight), weight.grad)
     assert layer.weight.grad is None
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, LayerRecord, binary_parameters
-from spinstep.layers import spins_of
 from spinstep.record import record_of
+from spinstep.signs import spins_of
 from spinstep.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
 
 

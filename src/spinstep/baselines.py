@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spinstep.layers import spins_of
 from spinstep.optim import Params, evaluate
 from spinstep.record import stop_recording
+from spinstep.signs import spins_of
 
 
 class _Wrapped(Optimizer):
@@ -176,7 +176,8 @@ class SignSGD(Optimizer):
                     grad = weight.grad
                     if group["momentum"]:
                         grad = _average(self.state[weight], grad, 1 - group["momentum"])
-                    weight.add_(spins_of(grad), alpha=-float(group["lr"])).clamp_(-1, 1)
+                    spins = torch.copysign(grad.new_ones(()), grad)
+                    weight.add_(spins, alpha=-float(group["lr"])).clamp_(-1, 1)
         return loss
 
 

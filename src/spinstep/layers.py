@@ -9,48 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-
-def spins_of(x: Tensor) -> Tensor:
-    """The sign of every entry in the dtype of ``x``; the sign of zero (also of -0.0) is +1."""
-    # torch.sign has a zero and torch.copysign a negative zero; torch.where costs several times this.
-    return x.sign().add_(0.5).sign_()
-
-
-class _Sign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return spins_of(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        inside: Tensor = x.abs() <= 1
-        return grad * inside
-
-
-def sign(x: Tensor) -> Tensor:
-    """The sign of every entry, differentiated straight through.
-
-    The sign of zero is +1. Backward, the gradient passes where ``|x| <= 1`` and stops elsewhere.
-
-    Example:
-        >>> x = torch.tensor([-2.0, -0.5, 0.0, 3.0], requires_grad=True)
-        >>> sign(x)
-        tensor([-1., -1.,  1.,  1.], grad_fn=<_SignBackward>)
-        >>> sign(x).sum().backward()
-        >>> x.grad
-        tensor([0., 1., 1., 0.])
-    """
-    return _Sign.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Sign(nn.Module):
-    """:func:`sign` as a module, for use in ``nn.Sequential``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sign(x)
+from spinstep.patches import Patches
+from spinstep.signs import spins_of
 
 
 class _BinaryProduct(torch.autograd.Function):
@@ -116,7 +76,7 @@ class BinaryLayer(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None]:
         raise NotImplementedError
 
-    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor | Patches, Tensor]]:
         """One pair of matrices ``(r, n)`` and ``(r, m)`` for each group of channels."""
         raise NotImplementedError
 
@@ -158,74 +118,6 @@ class BinaryLinear(BinaryLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, scale={self.scale != 1.0}"
-
-
-class BinaryConv2d(BinaryLayer):
-    """A 2-D convolution whose weights are -1 or +1; every patch is a row of the record.
-
-    Arguments as in :class:`torch.nn.Conv2d`, with ``scale`` as in :class:`BinaryLinear` and no bias. The
-    input is padded with zeros.
-
-    Example:
-        >>> layer = BinaryConv2d(3, 8, kernel_size=3, padding=1)
-        >>> layer(torch.zeros(2, 3, 28, 28)).shape
-        torch.Size([2, 8, 28, 28])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        scale: bool = True,
-    ) -> None:
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"groups must divide in_channels and out_channels, "
-                f"got groups={groups}, in_channels={in_channels}, out_channels={out_channels}"
-            )
-        super().__init__((out_channels, in_channels // groups, *_pair(kernel_size)), scale)
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
-        self.padding, self.dilation = _pair(padding), _pair(dilation)
-
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
-
-    def product_backward(
-        self, x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if not (needs_x or needs_weight):
-            return None, None
-        geometry = None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups
-        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad, x.to(grad.dtype), weight.to(grad.dtype), *geometry, (needs_x, needs_weight, False)
-        )
-        return grad_x, grad_weight
-
-    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for image, out in zip(x.chunk(self.groups, 1), grad.chunk(self.groups, 1), strict=True):
-            patches = F.unfold(image, self.kernel_size, self.dilation, self.padding, self.stride)
-            yield patches.transpose(1, 2).flatten(0, 1), out.flatten(2).transpose(1, 2).flatten(0, 1)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"groups={self.groups}, scale={self.scale != 1.0}"
-        )
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, tuple) and len(size) == 2 and all(isinstance(s, int) for s in size):
-        return size
-    raise TypeError(f"sizes are an int or a pair of ints, got {size!r}")
 
 
 def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

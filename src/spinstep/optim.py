@@ -1,7 +1,6 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch.optim import Optimizer
 
 from spinstep.problem import BinaryLeastSquares, Rows
 from spinstep.record import LayerRecord, record_of, start_recording
-from spinstep.solvers import BlockDescentSolver, ExactSolver, Solution, Solver, derive_seed
+from spinstep.solvers import BlockDescentSolver, ExactSolver, Solver, derive_seed
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -124,15 +123,15 @@ class QPSBGD(Optimizer):
         first = self.param_groups[0]
         if self._finite(layers):
             posed = [self._pose(layer) for layer in layers]
-            problems = [problem for own, _ in posed for problem in own]
+            problems = [problem for own, _, _ in posed for problem in own]
             seed = derive_seed(first["seed"], first["step"])
-            solutions = iter(self.solver.solve_all(problems, seed=seed))
-            for layer, (own, average) in zip(layers, posed, strict=True):
-                moves = [_movement(problem, next(solutions), layer.group) for problem in own]
-                move = moves[0] if len(moves) == 1 else torch.cat(moves)  # (m, n)
-                layer.weight.add_(move.view_as(layer.weight), alpha=-float(layer.group["lr"]))
-                if layer.group["clamp"] is not None:
-                    layer.weight.clamp_(-layer.group["clamp"], layer.group["clamp"])
+            streams = iter(self.solver.stream(problems, seed=seed))
+            for layer, (own, idle, average) in zip(layers, posed, strict=True):
+                rows = layer.weight.flatten(1)  # (m, n)
+                for part, resting in zip(rows.chunk(len(own)), idle, strict=True):
+                    _move(part, resting, next(streams), layer.group)
+                if rows.data_ptr() != layer.weight.data_ptr():  # channels last: the rows were a copy
+                    layer.weight.copy_(rows.view_as(layer.weight))
                 if average is not None:
                     state = self.state[layer.weight]
                     state.update(average=average, steps=state.get("steps", 0) + 1)
@@ -177,19 +176,21 @@ class QPSBGD(Optimizer):
                 )
         return True
 
-    def _pose(self, layer: "_Layer") -> tuple[list[BinaryLeastSquares], Tensor | None]:
-        """The problems of a layer, and the average of their linear terms up to this step."""
+    def _pose(self, layer: "_Layer") -> tuple[list[BinaryLeastSquares], list[Tensor | None], Tensor | None]:
+        """The problems of a layer, their units that rest, and the average of their linear terms."""
         rows, target_rms, momentum = (layer.group[k] for k in ("rows", "target_rms", "momentum"))
         problems = [BinaryLeastSquares.from_record(r, rows, target_rms) for r in layer.records]
+        idle = [None if target_rms is None else _idle(problem.V) for problem in problems]
         if not momentum:
-            return problems, None
-        fields = [problem.fields().T for problem in problems]
-        now = fields[0] if len(fields) == 1 else torch.cat(fields)  # (m, n)
+            return problems, idle, None
         state = self.state[layer.weight]
-        average = torch.lerp(state["average"].to(now), now, 1 - momentum) if state else now * (1 - momentum)
-        correction = 1 - momentum ** (state.get("steps", 0) + 1)  # of the zero that the average began with
-        past = (average / correction).sub_(now).chunk(len(problems))
-        return [replace(p, H=h.T) for p, h in zip(problems, past, strict=True)], average
+        fields = [problem.fields().T for problem in problems]  # (m, n) each
+        if state:
+            weight = (1 - momentum) / (1 - momentum ** (state["steps"] + 1))  # no bias to a zero at the start
+            past = state["average"].chunk(len(problems))
+            fields = [now.lerp_(old.to(now), 1 - weight) for now, old in zip(fields, past, strict=True)]
+        problems = [p.driven_by(h.T) for p, h in zip(problems, fields, strict=True)]
+        return problems, idle, fields[0] if len(fields) == 1 else torch.cat(fields)
 
     def _forget(self) -> None:
         for group in self.param_groups:
@@ -223,13 +224,24 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def _movement(problem: BinaryLeastSquares, solution: Solution, group: dict[str, Any]) -> Tensor:  # (m, n)
-    """The spins of each unit, and zero for a unit that has no target to move to."""
-    spins = solution.spins.T
-    if group["target_rms"] is None or problem.V[0].all():  # one row is often enough to see that all have
-        return spins
-    live = problem.V.abs().amax(0) > 0
-    return spins if live.all() else spins * live[:, None]
+def _idle(V: Tensor) -> Tensor | None:  # (r, m) -> indices
+    """The units that have no target to move to, if any."""
+    if V.sum(0).all():
+        return None
+    return (V.abs().amax(0) == 0).nonzero()[:, 0]
+
+
+def _move(weight: Tensor, idle: Tensor | None, blocks: Iterable[Tensor], group: dict[str, Any]) -> None:
+    """``Ω ← clamp(Ω - lr · G)``, some units after the other, as the solver gives them; idle ones rest."""
+    lr, clamp, start = float(group["lr"]), group["clamp"], 0
+    kept = None if idle is None else weight[idle]
+    for spins in blocks:
+        part = weight[start : start + len(spins)].add_(spins, alpha=-lr)
+        if clamp is not None:
+            part.clamp_(-clamp, clamp)
+        start += len(spins)
+    if idle is not None and kept is not None:
+        weight[idle] = kept
 
 
 def _name(group: dict[str, Any], index: int) -> str:

@@ -1,18 +1,22 @@
 """The projection problem: which spins best reproduce a layer's gradient?"""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from spinstep.certificate import box_bound, box_minimum
+from spinstep.patches import Patches
 from spinstep.record import LayerRecord
 
 if TYPE_CHECKING:
     import dimod
 
 Rows = Literal["uniform", "normalized"]
+_Inputs = TypeVar("_Inputs", Tensor, Patches)
 
 
 @dataclass(frozen=True)
@@ -46,25 +50,49 @@ class BinaryLeastSquares:
                 f"got shapes {tuple(self.Z.shape)} and {tuple(self.V.shape)}"
             )
 
-    @classmethod
+    @staticmethod
     def from_record(
-        cls, record: LayerRecord, rows: Rows = "uniform", target_rms: float | None = None
+        record: LayerRecord, rows: Rows = "uniform", target_rms: float | None = None
     ) -> "BinaryLeastSquares":
         """The problem of one layer's step; see :func:`jacobian` and :func:`reachable_target`."""
         x, grad = record.x, record.grad
-        if rows == "uniform":
+        if rows == "uniform" and not grad.sum(1).all():  # a row without gradient, or one that cancels
             live = grad.abs().amax(1) > 0  # not a node outside the training set
             if live.any() and not live.all():
-                x, grad = x[live], grad[live]
-        return cls(jacobian(x, rows), reachable_target(grad, target_rms))
+                x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
+        V = reachable_target(grad, target_rms)
+        if isinstance(x, Patches):
+            if rows == "uniform":
+                return PatchLeastSquares(_uniform(x), V)
+            x = x.dense()
+        return BinaryLeastSquares(jacobian(x, rows), V)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and inputs, ``(r, n)``."""
+        return self.Z.shape[0], self.Z.shape[1]
 
     @property
     def num_spins(self) -> int:
-        return self.Z.shape[1]
+        return self.shape[1]
 
     @property
     def num_units(self) -> int:
         return self.V.shape[1]
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        """Blocks of about ``size`` inputs: which, and their ``Z`` and ``Hᵀ``, ``(r, b)`` and ``(m, b)``."""
+        start = 0
+        for z in self._columns(size):
+            own = slice(start, start := start + z.shape[1])
+            yield own, z, None if self.H is None else self.H[own].T
+
+    def _columns(self, size: int) -> Iterator[Tensor]:
+        yield from self.Z.split(size, dim=1)
+
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """``Z`` and ``V`` by rows."""
+        yield self.Z, self.V
 
     def energy(self, G: Tensor) -> Tensor:  # (n, m) -> (m,)
         energy = (self.V - self.Z @ G).square().sum(0) + self.offset
@@ -72,8 +100,25 @@ class BinaryLeastSquares:
 
     def fields(self) -> Tensor:  # (n, m)
         """``ZᵀV + H``, half the negative gradient of the energy at ``G = 0``."""
-        fields = (self.V.T @ self.Z).T  # in the memory layout of a weight, which the update will read
+        # In the memory layout of a weight, which the update will read.
+        parts = [self.V.T @ z for z in self._columns(self.num_spins)]
+        fields = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).T
         return fields if self.H is None else fields + self.H
+
+    def driven_by(self, H: Tensor) -> "BinaryLeastSquares":
+        """The same couplings with ``H`` as the whole linear term: the energy is ``‖Z G‖² - 2⟨H, G⟩``."""
+        return self._with(self.V.new_zeros(()).expand_as(self.V), 0.0, H)
+
+    def units(self, count: int) -> Iterator["BinaryLeastSquares"]:
+        """The same problem in parts of ``count`` units."""
+        for start in range(0, self.num_units, count):
+            own = slice(start, start + count)
+            offset = self.offset[own] if isinstance(self.offset, Tensor) else self.offset
+            H = None if self.H is None else self.H[:, own]
+            yield self._with(self.V[:, own], offset, H)
+
+    def _with(self, V: Tensor, offset: Tensor | float, H: Tensor | None) -> "BinaryLeastSquares":
+        return BinaryLeastSquares(self.Z, V, offset, H)
 
     def double(self) -> "BinaryLeastSquares":
         offset = self.offset.double() if isinstance(self.offset, Tensor) else self.offset
@@ -86,10 +131,12 @@ class BinaryLeastSquares:
         Energies stay what they were. (A Cholesky factor of ``ZᵀZ`` would be cheaper, but the patches of
         a convolution are nearly dependent and it fails in single precision.)
         """
-        if len(self.Z) <= self.num_spins:
+        if self.shape[0] <= self.num_spins:
             return self
-        Q, R = torch.linalg.qr(self.Z)
-        V = Q.T @ self.V
+        R, V = self.V.new_zeros(0, self.num_spins), self.V.new_zeros(0, self.num_units)
+        for z, v in self._chunks():
+            Q, R = torch.linalg.qr(torch.cat([R, z]))
+            V = Q.T @ torch.cat([V, v])
         lost = self.V.square().sum(0, dtype=torch.float64) - V.square().sum(0, dtype=torch.float64)
         return BinaryLeastSquares(R, V, self.offset + lost.clamp_(min=0).to(V.dtype), self.H)
 
@@ -130,6 +177,37 @@ class BinaryLeastSquares:
         return (bound.clamp_(min=0) if self.H is None else bound) + problem.offset
 
 
+class PatchLeastSquares(BinaryLeastSquares):
+    """The problem of a convolution: ``Z`` is unfolded in parts, and whole only for who asks for it."""
+
+    patches: Patches
+
+    def __init__(
+        self, patches: Patches, V: Tensor, offset: Tensor | float = 0.0, H: Tensor | None = None
+    ) -> None:
+        self.__dict__.update(patches=patches, V=V, offset=offset, H=H)
+
+    @cached_property
+    def Z(self) -> Tensor:
+        return self.patches.dense()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.V), self.patches.shape[1]
+
+    def _columns(self, size: int) -> Iterator[Tensor]:
+        return self.patches.blocks(min(size, 256))
+
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        start = 0
+        for z in self.patches.chunks(2 * self.num_spins):
+            yield z, self.V[start : start + len(z)]
+            start += len(z)
+
+    def _with(self, V: Tensor, offset: Tensor | float, H: Tensor | None) -> BinaryLeastSquares:
+        return PatchLeastSquares(self.patches, V, offset, H)
+
+
 def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
     """Scale the inputs to the ``Z`` of the problem.
 
@@ -141,12 +219,16 @@ def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
     if rows == "normalized":
         return x / x.square().sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     if rows == "uniform":
-        norm = torch.linalg.vector_norm(x) * (x.shape[1] / max(len(x), 1)) ** 0.5
-        return x / norm if norm > 0 else x
+        return _uniform(x)
     raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
 
 
-ROUNDING = 1e-6  # of the layer's largest gradient
+def _uniform(x: _Inputs) -> _Inputs:
+    norm = x.norm() * (x.shape[1] / max(len(x), 1)) ** 0.5
+    return x / norm if norm > 0 else x
+
+
+ROUNDING = 1e-6  # of the largest root mean square in the layer
 
 
 def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)
@@ -160,9 +242,7 @@ def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m
     if target_rms is None:
         return grad
     rms = grad.square().mean(0).sqrt_()
-    if not (rms > (ROUNDING * rms.max()).clamp(min=torch.finfo(grad.dtype).tiny ** 0.4)).all():
-        peak = grad.abs().amax(0)  # dead units, or squares that underflow
-        live = peak > ROUNDING * peak.max()
-        grad = grad / torch.where(live, peak, 1)
-        rms = torch.where(live, grad.square().mean(0).sqrt_(), torch.inf)
-    return grad * (target_rms / rms)
+    largest = rms.max()
+    if largest < torch.finfo(grad.dtype).tiny ** 0.4 and (peak := grad.abs().max()) > 0:
+        return reachable_target(grad / peak, target_rms)  # squares had underflowed
+    return grad * torch.where(rms > ROUNDING * largest, target_rms / rms, 0)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-ToRows = Callable[[Tensor, Tensor], Iterable[tuple[Tensor, Tensor]]]
+from spinstep.patches import Patches
+
+ToRows = Callable[[Tensor, Tensor], Iterable[tuple[Tensor | Patches, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,11 @@ class LayerRecord:
     Nothing downstream knows which kind of layer it serves.
 
     Args:
-        x: Inputs, shape ``(r, n)``.
+        x: Inputs, shape ``(r, n)``; a convolution's are not unfolded yet.
         grad: Gradient of the loss by the layer's linear output, shape ``(r, m)``.
     """
 
-    x: Tensor
+    x: Tensor | Patches
     grad: Tensor
 
     def __post_init__(self) -> None:
@@ -61,11 +63,13 @@ class Record:
     def layers(self) -> list[LayerRecord]:
         """One :class:`LayerRecord` for each group of channels (one in all but grouped layers)."""
         groups = zip(*(p.to_rows(p.x, p.grad) for p in self.passes), strict=True)
-        return [LayerRecord(*(_cat(rows) for rows in zip(*group, strict=True))) for group in groups]
+        pairs = (zip(*group, strict=True) for group in groups)
+        return [LayerRecord(_join(x), _join(grad)) for x, grad in pairs]
 
 
-def _cat(rows: tuple[Tensor, ...]) -> Tensor:
-    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+def _join(rows: tuple[Any, ...]) -> Any:  # of tensors, or of patches
+    cat = Patches.cat if isinstance(rows[0], Patches) else torch.cat
+    joined = rows[0] if len(rows) == 1 else cat(rows)
     return joined if joined.dtype == torch.float64 else joined.float()
 
 

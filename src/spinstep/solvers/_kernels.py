@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from spinstep.layers import spins_of
+from spinstep.signs import spins_of
 
 HAS_NUMBA = find_spec("numba") is not None
 Array = npt.NDArray[Any]

@@ -1,7 +1,7 @@
 """What a solver is: it takes a problem and returns spins, and says what they cost."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,14 @@ class Solver(ABC):
     def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
         """Solve the problems of one step; each gets a seed of its own."""
         return [self.solve(p, seed=derive_seed(seed, i)) for i, p in enumerate(problems)]
+
+    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
+        """The spins of each problem as rows of a weight, ``(units, n)``, some units after the other.
+
+        What the optimizer asks for. A solver may hand out units as it goes, so that their weights move
+        while the spins are in the cache; energies are not asked for.
+        """
+        return [[solution.spins.T] for solution in self.solve_all(problems, seed=seed)]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the optimizer keeps of the solver: nothing, unless it spends money."""

@@ -1,15 +1,16 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from spinstep.problem import BinaryLeastSquares
 from spinstep.solvers._kernels import HAS_NUMBA, Backend, flip_
-from spinstep.solvers.base import Solution, Solver
+from spinstep.solvers.base import Solution, Solver, derive_seed
 
 SMALL_FAN_IN = 32
+CACHED = 2**20  # spins set together, so that they are still in the cache when they move the weights
 
 
 class BlockDescentSolver(Solver):
@@ -20,8 +21,8 @@ class BlockDescentSolver(Solver):
 
         ``G_b = sign(Z_bᵀ R),  R ← R - Z_b G_b``
 
-    Its cost is two matrix products, linear in rows, inputs and units. Further sweeps visit the spins in
-    the same order and flip each whose flip lowers the energy, so the energy never rises.
+    Its cost is at most two matrix products, linear in rows, inputs and units. Further sweeps visit the
+    spins in the same order and flip each whose flip lowers the energy, so the energy never rises.
 
     One sweep is right for wide layers, which are almost convex. Small layers are combinatorial: there
     descent stalls above the optimum, and restarts from random spins help.
@@ -31,7 +32,7 @@ class BlockDescentSolver(Solver):
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 32 or less.
         block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less,
-            else 32 if more sweeps follow, else about an eighth of the fan-in, up to 128.
+            else 32 if more sweeps follow, else about a third of the fan-in.
         backend: Who flips single spins in further sweeps: ``"numba"`` (CPU only, extra ``fast``),
             ``"torch"``, or by default numba where it can.
 
@@ -61,21 +62,40 @@ class BlockDescentSolver(Solver):
         self.block_size, self.backend = block_size, backend
 
     def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
-        small = problem.num_spins <= SMALL_FAN_IN
-        sweeps = self.num_sweeps or (8 if small else 1)
-        reads = self.num_reads or (8 if small else 1)
-        block = self.block_size or (1 if small else 32 if sweeps > 1 else _block_size(problem.num_spins))
+        sweeps, reads, block = self._effort(problem)
         if _compression_pays(problem, sweeps * reads):
             problem = problem.compressed()
         if reads > 1:
             return self._best_of(problem, reads, sweeps, seed)
+        R = _rows_of_units(problem.V)
+        G = R.new_zeros(problem.num_units, problem.num_spins)
         if block > 1:
-            G, R = _error_feedback(problem, block)
+            z, g = _error_feedback(problem, G, R, block)
+            R.addmm_(g, z.T, alpha=-1)
             sweeps -= 1
-        else:
-            G, R = problem.Z.new_zeros(problem.num_units, problem.num_spins), _rows_of_units(problem.V)
         self._descend(problem, G, R, sweeps)
         return Solution(G.T, _energy(problem, G, R) + problem.offset)
+
+    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
+        return [self._stream(problem, derive_seed(seed, i)) for i, problem in enumerate(problems)]
+
+    def _stream(self, problem: BinaryLeastSquares, seed: int) -> Iterator[Tensor]:
+        sweeps, reads, block = self._effort(problem)
+        if sweeps * reads > 1 or block == 1 or _compression_pays(problem, 1):
+            yield self.solve(problem, seed=seed).spins.T
+            return
+        for units in problem.units(max(1, CACHED // problem.num_spins)):
+            G = units.V.new_empty(units.num_units, units.num_spins + 16)[:, :-16]  # no stride of 4096 bytes
+            _error_feedback(units, G, _rows_of_units(units.V), block)
+            yield G
+
+    def _effort(self, problem: BinaryLeastSquares) -> tuple[int, int, int]:
+        """Sweeps, reads and the block size of the first sweep, chosen by the fan-in where not given."""
+        n = problem.num_spins
+        sweeps = self.num_sweeps or (8 if n <= SMALL_FAN_IN else 1)
+        reads = self.num_reads or (8 if n <= SMALL_FAN_IN else 1)
+        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(n)
+        return sweeps, reads, self.block_size or block
 
     def _best_of(self, problem: BinaryLeastSquares, reads: int, sweeps: int, seed: int) -> Solution:
         """Restarts are more units: one descent takes all of them."""
@@ -93,38 +113,39 @@ class BlockDescentSolver(Solver):
 
     def _descend(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, sweeps: int) -> None:
         """Set spin after spin to the sign of its field; ``G`` (m, n) and residual ``R`` (m, r) change."""
-        blocks = list(zip(*_blocks(problem, 32), G.split(32, dim=1), strict=True)) if sweeps else []
-        couplings = [z.T @ z for z, _, _ in blocks]
+        blocks = [(z.T @ z, z, h, G[:, own]) for own, z, h in problem.blocks(32)] if sweeps else []
         for _ in range(sweeps):
-            for K, (z, h, g) in zip(couplings, blocks, strict=True):
+            for K, z, h, g in blocks:
                 R.addmm_(flip_(K, _fields(R, z, h), g, self.backend), z.T, alpha=-1)
 
 
 # All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
 
 
-def _error_feedback(problem: BinaryLeastSquares, size: int) -> tuple[Tensor, Tensor]:  # (m, n), (m, r)
-    """Spins from zero, a block at once, each block knowing the error of those before it; and the residual."""
-    R, one, spins = _rows_of_units(problem.V), problem.Z.new_ones(()), []
-    for z, h in zip(*_blocks(problem, size), strict=True):
-        field = _fields(R, z, h)
-        spins.append(torch.copysign(one, field, out=field))  # a tie may fall either way
-        R.addmm_(spins[-1], z.T, alpha=-1)
-    return torch.cat(spins, 1), R
+def _error_feedback(problem: BinaryLeastSquares, G: Tensor, R: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Spins from zero, a block at once, each block knowing the error of those before it.
+
+    ``G`` (m, n) receives the spins. ``R`` (m, r) becomes the residual of all blocks but the last, which is
+    returned: its ``Z`` and its spins.
+    """
+    one, last = G.new_ones(()), None
+    at_rest = problem.H is not None and not problem.V.sum() and not problem.V.any()
+    for own, z, h in problem.blocks(size):
+        if last is not None:
+            R.addmm_(last[1], last[0].T, alpha=-1)
+        g = G[:, own]
+        field = h if at_rest and h is not None and last is None else _fields(R, z, h, out=g)
+        last = z, torch.copysign(one, field, out=g)  # a tie may fall either way
+    assert last is not None
+    return last
 
 
-def _blocks(problem: BinaryLeastSquares, size: int) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """``Z`` and ``Hᵀ`` by blocks of inputs, shapes ``(r, b)`` and ``(m, b)``."""
-    z: tuple[Tensor, ...] = problem.Z.split(size, dim=1)
-    return z, [None] * len(z) if problem.H is None else problem.H.T.split(size, dim=1)
-
-
-def _fields(R: Tensor, z: Tensor, h: Tensor | None) -> Tensor:  # (m, b)
-    return R @ z if h is None else torch.addmm(h, R, z)
+def _fields(R: Tensor, z: Tensor, h: Tensor | None, out: Tensor | None = None) -> Tensor:  # (m, b)
+    return torch.mm(R, z, out=out) if h is None else torch.addmm(h, R, z, out=out)
 
 
 def _rows_of_units(V: Tensor) -> Tensor:  # (r, m) -> (m, r), never a view of V
-    return V.T.clone(memory_format=torch.contiguous_format)
+    return V.clone().T
 
 
 def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,)
@@ -133,11 +154,11 @@ def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,
 
 
 def _block_size(n: int) -> int:
-    """An eighth of the inputs, in whole vector registers: larger blocks are faster, smaller ones finer."""
-    return min(128, 16 * -(-n // 128))
+    """A third of the inputs, in whole vector registers: larger blocks are faster, smaller ones finer."""
+    return 16 * -(-n // 48)
 
 
 def _compression_pays(problem: BinaryLeastSquares, sweeps: int) -> bool:
     """Is a QR factorisation cheaper than the rows it saves? Each sweep costs 4 r n m operations."""
-    (r, n), m = problem.Z.shape, problem.num_units
+    (r, n), m = problem.shape, problem.num_units
     return r > n and 4 * r * n**2 + 2 * r * n * m + 4 * n * n * m * sweeps < 4 * r * n * m * sweeps

@@ -5,8 +5,8 @@ import time
 import torch
 from torch import Tensor
 
-from spinstep.layers import spins_of
 from spinstep.problem import BinaryLeastSquares
+from spinstep.signs import spins_of
 from spinstep.solvers._kernels import HAS_NUMBA, compiled, decode
 from spinstep.solvers.base import Solution, Solver
 from spinstep.solvers.block_descent import BlockDescentSolver

@@ -1,7 +1,7 @@
 """The projection without its quadratic term: the sign of the gradient."""
 
-from spinstep.layers import spins_of
 from spinstep.problem import BinaryLeastSquares
+from spinstep.signs import spins_of
 from spinstep.solvers.base import Solution, Solver
 
 

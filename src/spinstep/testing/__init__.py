@@ -25,8 +25,8 @@ def check_solver(solver: Solver, *, max_spins: int = 24) -> None:
 
     Spins are -1 or +1 in the problem's shape, dtype and device; the energy is theirs; equal seeds give
     equal answers; the problem and torch's global generator are left alone; no energy lies below the
-    lower bound; ``solve_all`` answers every problem in order; and where every spin decides for itself
-    the answer is ``sign(Zᵀv)``.
+    lower bound; ``solve_all`` and ``stream`` answer every problem in order; and where every spin decides
+    for itself the answer is ``sign(Zᵀv)``.
 
     Args:
         solver: The solver to test.
@@ -55,6 +55,9 @@ def check_solver(solver: Solver, *, max_spins: int = 24) -> None:
     assert len(answers) == len(problems), f"solve_all: {len(problems)} problems, {len(answers)} answers"
     for (name, problem), answer in zip(problems.items(), answers, strict=True):
         _check_energy(problem, answer, f"{type(solver).__name__}.solve_all on {name}")
+    streams = [torch.cat(list(parts)) for parts in solver.stream(list(problems.values()), seed=3)]
+    for name, answer, spins in zip(problems, answers, streams, strict=True):
+        assert torch.equal(answer.spins.T, spins), f"{name}: stream and solve_all give different spins"
 
 
 def _check_energy(problem: BinaryLeastSquares, solution: Solution, where: str) -> None:

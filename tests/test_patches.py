@@ -1,0 +1,105 @@
+"""Patches: the rows of a convolution, unfolded in parts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, LayerRecord, binary_parameters
+from spinstep.patches import Patches
+from spinstep.problem import PatchLeastSquares
+from spinstep.record import record_of
+from spinstep.solvers import BlockDescentSolver, ExactSolver
+
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+borders = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+def rows_of(images, kernel_size, stride, padding, dilation):
+    unfolded = F.unfold(images, kernel_size, dilation, padding, stride)
+    return unfolded.transpose(1, 2).flatten(0, 1)
+
+
+@given(pairs, pairs, borders, pairs, st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_blocks_chunks_and_norm_are_those_of_the_unfolded_images(kernel, stride, padding, dilation, seed):
+    generator = torch.Generator().manual_seed(seed)
+    images = [torch.randn(n, 3, 8, 7, generator=generator) for n in (2, 3)]
+    geometry = kernel, stride, padding, dilation
+    expected = torch.cat([rows_of(batch, *geometry) for batch in images])
+    live = torch.rand(len(expected), generator=generator) < 0.5
+    for patches, matrix in (
+        (Patches(images, *geometry), expected),
+        (Patches(images, *geometry).where(live), expected[live]),
+    ):
+        assert patches.shape == matrix.shape
+        assert torch.equal(patches.dense(), matrix)
+        assert torch.equal(torch.cat(list(patches.blocks(1)), 1), matrix)
+        assert torch.equal(torch.cat(list(patches.chunks(10))), matrix)
+        torch.testing.assert_close(patches.norm(), matrix.norm())
+
+
+def convolution_record(groups=1):
+    torch.manual_seed(0)
+    layer = BinaryConv2d(6, 8, 3, padding=1, groups=groups)
+    optimizer = QPSBGD(binary_parameters(layer), lr=0.01)
+    layer(torch.randn(4, 6, 9, 9)).square().sum().backward()
+    return layer, optimizer, record_of(layer.weight).layers()
+
+
+def test_the_problem_of_a_convolution_is_that_of_its_unfolded_patches():
+    _, _, (record,) = convolution_record()
+    record.grad[5:40] = 0  # rows that are left out
+    lazy = BinaryLeastSquares.from_record(record, target_rms=1.0)
+    dense = BinaryLeastSquares.from_record(LayerRecord(record.x.dense(), record.grad), target_rms=1.0)
+    assert isinstance(lazy, PatchLeastSquares)
+    assert not isinstance(dense, PatchLeastSquares)
+    torch.testing.assert_close(lazy.fields(), dense.fields())
+    spins = BlockDescentSolver(block_size=9).solve(lazy).spins
+    assert (spins == BlockDescentSolver(block_size=9).solve(dense).spins).float().mean() > 0.999
+    assert "Z" not in vars(lazy), "the solver unfolded all patches at once"
+    torch.testing.assert_close(lazy.compressed().energy(spins), dense.energy(spins), rtol=1e-4, atol=1e-4)
+    assert "Z" not in vars(lazy), "compression unfolded all patches at once"
+    torch.testing.assert_close(lazy.Z, dense.Z)
+    rest = lazy.driven_by(dense.fields())
+    torch.testing.assert_close(rest.energy(spins), dense.energy(spins) - dense.V.square().sum(0))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_step_moves_every_weight_of_a_convolution_by_its_spin(groups, memory_format):
+    layer, optimizer, records = convolution_record(groups)
+    layer.weight.data = layer.weight.data.to(memory_format=memory_format)
+    before = layer.weight.detach().clone()
+    optimizer.step()
+    problems = [BinaryLeastSquares.from_record(record, target_rms=1.0) for record in records]
+    spins = torch.cat([BlockDescentSolver().solve(problem).spins.T for problem in problems])
+    torch.testing.assert_close(layer.weight.detach(), before - 0.01 * spins.view_as(before))
+
+
+def test_convolutions_as_published_and_with_any_solver_unfold_their_patches():
+    torch.manual_seed(0)
+    layer = BinaryConv2d(1, 4, 3)
+    x = torch.randn(6, 1, 5, 5)
+    for optimizer in (
+        QPSBGD.as_published(binary_parameters(layer), lr=0.01),
+        QPSBGD(binary_parameters(layer), solver=ExactSolver(), momentum=0.5),
+    ):
+        before = layer.weight.detach().clone()
+        layer(x).square().sum().backward()
+        optimizer.step()
+        assert not torch.equal(layer.weight, before)
+
+
+def test_batches_of_images_of_different_sizes_accumulate():
+    torch.manual_seed(0)
+    layer = BinaryConv2d(4, 5, 3)
+    model = nn.Sequential(layer, nn.Hardtanh(), nn.AdaptiveAvgPool2d(1))
+    optimizer = QPSBGD(binary_parameters(model))
+    for size in (6, 9):
+        model(torch.randn(2, 4, size, size)).square().sum().backward()
+    (record,) = record_of(layer.weight).layers()
+    assert record.x.shape == (2 * 16 + 2 * 49, 36)
+    optimizer.step()
