@@ -64,19 +64,17 @@ class Patches:
 
     def norm(self) -> Tensor:
         """The Frobenius norm of the matrix: every pixel counts as often as patches hold it."""
-        square = self.images[0].new_zeros(())
-        start = 0
+        square, start = self.images[0].new_zeros(()), 0
         for images in self.images:
-            count, (height, width) = len(images), self._output_size(images)
-            held = images.new_ones(count, 1, height, width)
-            if self.live is not None:
-                held = self.live[start : start + held.numel()].view_as(held).to(images)
-            start += held.numel()
-            kernel = images.new_ones(1, 1, *self.kernel_size)
-            shape = (count, 1, *images.shape[2:])
-            geometry = self.stride, self.padding, self.dilation
-            times = conv2d_input(shape, kernel, held, *geometry)
-            square = square + (images.square() * times).sum()
+            size = self._output_size(images)
+            if self.live is None:
+                held = images.new_ones(1, 1, *size)
+            else:
+                own = slice(start, start := start + len(images) * size[0] * size[1])
+                held = self.live[own].view(-1, 1, *size).to(images)
+            kernel, shape = images.new_ones(1, 1, *self.kernel_size), (len(held), 1, *images.shape[2:])
+            times = conv2d_input(shape, kernel, held, self.stride, self.padding, self.dilation)
+            square = square + (images.square().sum(1, keepdim=True) * times).sum()
         return square.sqrt()
 
     def __truediv__(self, divisor: Tensor) -> "Patches":

@@ -200,7 +200,7 @@ class PatchLeastSquares(BinaryLeastSquares):
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         start = 0
-        for z in self.patches.chunks(2 * self.num_spins):
+        for z in self.patches.chunks(max(2 * self.num_spins, 2**24 // self.num_spins)):
             yield z, self.V[start : start + len(z)]
             start += len(z)
 
