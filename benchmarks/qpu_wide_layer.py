@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import torch
-from solvers import live_units, recorded_problems
 
 from spinstep import BinaryLeastSquares
+from spinstep.bench.timing import recorded_problems
 from spinstep.qpu import QPUService, QPUSolver
 from spinstep.solvers import BlockDescentSolver, SignSolver, Solver
 from spinstep.testing.sapi import Sapi
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--out", help="also write the numbers here, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    problem = live_units(recorded_problems(args.sizes, args.batch, args.steps)[-1])
+    problem = recorded_problems(tuple(args.sizes), args.batch, args.steps)[-1]
     problem = BinaryLeastSquares(problem.Z, problem.V[:, : args.units])
     local: dict[str, Solver] = {"sign": SignSolver(), "default": BlockDescentSolver()}
     local["2 sweeps"] = BlockDescentSolver(num_sweeps=2)

@@ -231,15 +231,6 @@ def test_the_mnist_example_reports_what_it_reached(data_folder, tmp_path):
     assert f"test {result['test_accuracy']:.4f}" in printed
 
 
-def test_the_benchmarks_run(data_folder, tmp_path):
-    small = ["--sizes", "784", "80", "10", "--batch", "20", "--steps", "10"]
-    step = run_script("benchmarks/step.py", *small, "--out", tmp_path / "step.json")
-    assert "QP-SBGD, 2 sweeps" in step
-    assert json.loads((tmp_path / "step.json").read_text())["result"]["SignSGD"]["ratio"] == 1
-    solvers = run_script("benchmarks/solvers.py", *small, "--units", "1")
-    assert "dwave tabu, 100 ms" in solvers
-
-
 def test_the_readme_runs_as_it_is_written():
     text = (ROOT / "README.md").read_text()
     code = "\n".join(part.split("```")[0] for part in text.split("```python\n")[1:])

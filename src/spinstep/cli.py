@@ -1,4 +1,4 @@
-"""The command line: ``spinstep paper`` for the experiments, ``spinstep qpu`` for runs on a D-Wave QPU."""
+"""The command line: ``spinstep paper`` for the experiments, ``spinstep qpu`` for QPUs, ``spinstep bench``."""
 
 import argparse
 import signal
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spinstep.paper.lab import Lab
     from spinstep.paper.sections import Section
     from spinstep.qpu import Chip
 
@@ -32,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_paper(commands)
     _add_qpu(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -105,6 +107,21 @@ def _add_qpu(commands: Any) -> None:
     ).set_defaults(command=_emulate)
 
 
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="how fast spinstep is on this machine",
+        description="Time steps, solvers, growth and memory on this machine, one thing at a time, and draw "
+        "the plots. Finished runs are kept in OUT/NAME.jsonl: stop at any time, the same command goes on.",
+    )
+    bench.add_argument("names", nargs="*", metavar="NAME", help="step, solvers, growth, memory; default: all")
+    bench.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
+    bench.add_argument("--repeats", type=_count, metavar="N", help="runs of each; default: 3")
+    bench.add_argument("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="%(default)s")
+    bench.add_argument("--device", default="cpu", help="of the step benchmark: cpu, cuda, mps; %(default)s")
+    bench.set_defaults(command=_bench)
+
+
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
@@ -134,7 +151,6 @@ def _run(args: argparse.Namespace) -> None:
     from spinstep.paper.experiments import EXPERIMENTS
     from spinstep.paper.lab import Lab
     from spinstep.paper.methods import make_solver
-    from spinstep.paper.report import show
 
     names = list(EXPERIMENTS) if "all" in args.names else args.names
     for name in names:
@@ -148,11 +164,31 @@ def _run(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
     for name in names:
         lab = Lab(name, EXPERIMENTS[name], folder, **options, tensorboard=args.tensorboard)
-        try:
-            EXPERIMENTS[name].plan(lab)
-        except KeyboardInterrupt:
-            sys.exit(f"stopped; {len(lab.finished)} runs are kept in {lab.path}, the same command goes on")
-        _print(*show(folder, name))
+        _run_and_print(lab)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from spinstep.bench import BENCHMARKS, STEP
+    from spinstep.paper.lab import Lab
+
+    for name in args.names or BENCHMARKS:
+        if name not in BENCHMARKS:
+            raise ValueError(f"there is no benchmark {name!r}; choose from: {', '.join(BENCHMARKS)}")
+    folder = args.out / "quick" if args.quick else args.out
+    STEP.device = args.device
+    for name in args.names or BENCHMARKS:  # one after the other, or they would time each other
+        options = {"quick": args.quick, "seeds": args.repeats, "workers": 1}
+        _run_and_print(Lab(name, BENCHMARKS[name], folder, **options))
+
+
+def _run_and_print(lab: "Lab") -> None:
+    from spinstep.paper.report import show
+
+    try:
+        lab.experiment.plan(lab)
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; {len(lab.finished)} runs are kept in {lab.path}, the same command goes on")
+    _print(*show(lab.folder, lab.name, lab.experiment))
 
 
 def _print(section: "Section", drawings: list[Path]) -> None:

@@ -98,11 +98,9 @@ def write_report(folder: Path) -> list[Path]:
     return list(paths)
 
 
-def show(folder: Path, name: str) -> tuple[Section, list[Path]]:
+def show(folder: Path, name: str, experiment: Experiment) -> tuple[Section, list[Path]]:
     """What one experiment shows, its figures drawn beside its runs, and where they are."""
-    from spinstep.paper.experiments import EXPERIMENTS
-
-    section = EXPERIMENTS[name].show(read_lines(folder / f"{name}.jsonl"))
+    section = experiment.show(read_lines(folder / f"{name}.jsonl"))
     _write_figures(folder, name, section)
     return section, [folder / _file(name, figure.name) for figure in section.figures]
 

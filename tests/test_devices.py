@@ -1,0 +1,83 @@
+"""The same step on a GPU, and in mixed precision. What this machine cannot run says so."""
+
+import pytest
+import torch
+from torch import nn
+
+from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spinstep.record import record_of
+from spinstep.solvers import BlockDescentSolver, SignSolver
+from spinstep.testing import check_solver, random_problem
+
+DEVICES = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if not DEVICES[request.param]:
+        pytest.skip(f"not run: this machine has no {request.param} device")
+    return torch.device(request.param)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        BinaryConv2d(3, 8, 3, stride=2), nn.Hardtanh(), nn.Flatten(), BinaryLinear(8 * 49, 64), nn.Hardtanh(),
+        BinaryLinear(64, 5),
+    )  # fmt: skip
+
+
+def trained(device, momentum, autocast=None, steps=5):
+    model = network().to(device)
+    optimizer = QPSBGD(binary_parameters(model), momentum=momentum, lr=0.003)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(32, 3, 16, 16, generator=generator).to(device)
+        y = torch.randint(5, (32,), generator=generator).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bool(autocast)):
+            loss = nn.functional.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gpu_trains_like_the_cpu(device, momentum):
+    here, there = trained(torch.device("cpu"), momentum), trained(device, momentum)
+    for (_, a), (_, b) in zip(binary_parameters(here), binary_parameters(there), strict=True):
+        assert b.device.type == device.type
+        assert (a - b.cpu()).abs().gt(1e-6).float().mean() < 0.02  # spins at a tie may differ
+
+
+def test_solvers_keep_their_contract_on_a_gpu(device):
+    problem = random_problem(40, 100, 30, seed=0)
+    moved = BinaryLeastSquares(problem.Z.to(device), problem.V.to(device))
+    for solver in (SignSolver(), BlockDescentSolver(), BlockDescentSolver(num_sweeps=3)):
+        here, there = solver.solve(problem), solver.solve(moved)
+        assert there.spins.device.type == device.type
+        torch.testing.assert_close(there.energy.cpu(), here.energy, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_training_in_bfloat16_keeps_latent_weights_in_single_precision(momentum):
+    model = trained(torch.device("cpu"), momentum, autocast=True)
+    assert all(weight.dtype == torch.float32 for _, weight in binary_parameters(model))
+
+
+@pytest.mark.parametrize("num_sweeps", [1, 2])
+def test_inputs_in_bfloat16_cost_next_to_no_energy(num_sweeps):
+    """Inputs and gradients rounded to bfloat16, the residual kept in single precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BinaryLinear(256, 200), nn.Hardtanh(), BinaryLinear(200, 10))
+    QPSBGD(binary_parameters(model))
+    nn.functional.cross_entropy(model(torch.randn(100, 256)), torch.randint(10, (100,))).backward()
+    (record,) = record_of(model[0].weight).layers()
+    exact = BinaryLeastSquares.from_record(record, target_rms=1.0)
+    coarse = BinaryLeastSquares(exact.Z.bfloat16().float(), exact.V.bfloat16().float())
+    solver = BlockDescentSolver(num_sweeps=num_sweeps)
+    energy = exact.energy(solver.solve(exact).spins).sum()
+    assert exact.energy(solver.solve(coarse).spins).sum() < 1.001 * energy
+
+
+def test_the_contract_holds_in_torch_alone():
+    check_solver(BlockDescentSolver(backend="torch"))
