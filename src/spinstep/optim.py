@@ -32,8 +32,9 @@ class QPSBGD(Optimizer):
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
         lr: Learning rate, the distance that every latent weight moves in a step.
         solver: Solves the projection. Default: ``BlockDescentSolver()``.
-        target_rms: Root mean square of each unit's target, in units of what its spins can reach. Small
-            values trust the quadratic model, large ones tend to signSGD, ``None`` is the paper.
+        target_rms: Root mean square of each unit's target, in units of what its spins can reach (for a
+            convolution, of the part that its few inputs can reach of so many patches). Small values trust
+            the quadratic model, large ones tend to signSGD, ``None`` is the paper.
         momentum: Weight of the past in the linear term ``ZᵀV`` of the problem; the quadratic term is always
             that of the batch. 0.9 with a ``target_rms`` of 2 gains accuracy for one more matrix product.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.

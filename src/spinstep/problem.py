@@ -60,12 +60,13 @@ class BinaryLeastSquares:
             live = grad.abs().amax(1) > 0  # not a node outside the training set
             if live.any() and not live.all():
                 x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
-        V = reachable_target(grad, target_rms)
-        if isinstance(x, Patches):
-            if rows == "uniform":
-                return PatchLeastSquares(_uniform(x), V)
-            x = x.dense()
-        return BinaryLeastSquares(jacobian(x, rows), V)
+        if not isinstance(x, Patches):
+            return BinaryLeastSquares(jacobian(x, rows), reachable_target(grad, target_rms))
+        if rows == "normalized":
+            return BinaryLeastSquares(jacobian(x.dense(), rows), reachable_target(grad, target_rms))
+        if target_rms is not None:  # n inputs reach but √(n/r) of a target that is noise to them
+            target_rms *= max(1.0, len(grad) / x.shape[1]) ** 0.5
+        return PatchLeastSquares(_uniform(x), reachable_target(grad, target_rms))
 
     @property
     def shape(self) -> tuple[int, int]:
