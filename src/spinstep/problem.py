@@ -165,7 +165,7 @@ class BinaryLeastSquares:
         Descent finds a ``G`` that makes the bound tight; then the bound is evaluated on the problem as
         given and what rounding could have added is taken off, so it holds whenever the descent stops.
 
-        The relaxation of a wide layer is nearly tight (``benchmarks/solvers.py`` shows how nearly); that of
+        The relaxation of a wide layer is nearly tight (``spinstep bench solvers`` shows how nearly); that of
         a small one is not, which is the price of combinatorics and not of the solver.
 
         Args:

@@ -89,18 +89,21 @@ def _figure(points: dict[str, dict[int, float]], bare: dict[str, dict[int, float
     canvas, axes = figures.new(9.2, 3.2, columns=3)
     for panel, (axis, own) in zip(axes[0], points.items(), strict=True):
         label = f"step of one layer, exponent {exponent(own):.2f}"
-        panel.plot(*zip(*own.items(), strict=True), "o-", color=figures.VERMILION, markersize=4, label=label)
+        panel.plot(*_ms(own), "o-", color=figures.VERMILION, markersize=4, label=label)
         label = f"one bare product, exponent {exponent(bare[axis]):.2f}"
-        panel.plot(
-            *zip(*bare[axis].items(), strict=True), "s--", color=figures.GREY, markersize=3.5, label=label
-        )
+        panel.plot(*_ms(bare[axis]), "s--", color=figures.GREY, markersize=3.5, label=label)
         rest = ", ".join(f"{name} = {size}" for name, size in BASE.items() if name != axis)
-        panel.set(xscale="log", yscale="log", xlabel=AXES[axis], title=rest)
+        panel.set(xscale="log", yscale="log", xlabel=AXES[axis], title=rest, ylim=(0.5, 300))
         panel.set_xticks(list(own), [f"{size:,}" for size in own])
+        panel.set_yticks([1, 10, 100], ["1", "10", "100"])
         panel.minorticks_off()
         panel.legend(fontsize=7.5)
-    axes[0, 0].set_ylabel("processor seconds, one thread")
+    axes[0, 0].set_ylabel("processor ms, one thread")
     return to_svg(canvas)
+
+
+def _ms(points: dict[int, float]) -> tuple[list[int], list[float]]:
+    return list(points), [1e3 * seconds for seconds in points.values()]
 
 
 _CAPTION = "Processor time of one layer's step against its rows, inputs and units, beside one bare product."

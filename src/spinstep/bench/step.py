@@ -77,7 +77,7 @@ class Step(Experiment):
             for count in counts:
                 header += [f"{count} thread{'s' * (count > 1)}: ms", "× SignSGD", "runs"]
             rows = []
-            for method in own[0].metrics:
+            for method in [name for name in (*METHODS, *PRODUCTS) if name in own[0].metrics]:
                 cells = [method]
                 for count in counts:
                     runs = [line.metrics[method] for line in own if line.job["threads"] == count]
