@@ -13,6 +13,7 @@ from spinstep.paper import (
     sampling,
     small,
     spectral_gap,
+    step,
 )
 from spinstep.paper.lab import Experiment
 
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cora-raw": graphs.CORA_RAW,
     "pubmed-raw": graphs.PUBMED_RAW,
     "regimes": regimes.REGIMES,
+    "step": step.StepExperiment(),
     "annealers": annealers.ANNEALERS,
 }
 """In the paper's order; what goes beyond the paper comes last."""

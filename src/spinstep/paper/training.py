@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spinstep import binary_parameters
 from spinstep.baselines import ProxQuant
 from spinstep.layers import real_parameters
-from spinstep.paper.methods import METHODS, Settings
+from spinstep.paper.methods import METHODS, Method, Settings
 
 
 class Task(ABC):
@@ -108,10 +108,11 @@ def endless_batches(task: Task) -> Iterator[Callable[[nn.Module], Tensor]]:
 
 
 def optimizers(
-    network: nn.Module, task: Task, method: str, settings: Settings, seed: int
+    network: nn.Module, task: Task, method: str | Method, settings: Settings, seed: int
 ) -> list[torch.optim.Optimizer]:
     """The method's for the binary weights, and Adam for the real-valued parameters if there are any."""
-    found = [METHODS[method].make(binary_parameters(network), seed=seed, **settings)]
+    known = METHODS[method] if isinstance(method, str) else method
+    found = [known.make(binary_parameters(network), seed=seed, **settings)]
     if real := [p for _, p in real_parameters(network)]:
         found.append(torch.optim.Adam(real, lr=task.encoder_lr))
     return found
@@ -127,7 +128,7 @@ def take_step(
         stepper.step()
 
 
-def train(task: Task, method: str, settings: Settings, seed: int, watch: int = 0) -> dict[str, Any]:
+def train(task: Task, method: str | Method, settings: Settings, seed: int, watch: int = 0) -> dict[str, Any]:
     """Train a network from scratch; the scores at the end and, if asked, along the way.
 
     Binary weights go to the method, real-valued parameters to Adam; both learning rates follow a cosine.
