@@ -138,8 +138,8 @@ _NOTES = (
     "gets four trials, around what twelve chose on a smaller network, on 12,000 training images and 2,000 "
     "held out; QP-SBGD and the one baseline that is best there then train at full size. BatchNorm's own "
     "parameters are trained by Adam beside every method.",
-    "The convolutional rows of QP-SBGD were computed twice. At first `target_rms` was the same for a patch as "
-    "for a sample, which puts most of a convolution's target out of reach; without BatchNorm MNIST then read "
+    "The convolutional rows of QP-SBGD were computed twice. At first `target_rms` meant for a patch what it "
+    "means for a sample, with most of the target out of reach; without BatchNorm MNIST then read "
     "0.8797 ± 0.0249 and Fashion-MNIST 0.7952 ± 0.0074, with it 0.9140 ± 0.0092 and 0.8185 ± 0.0102. The "
     "baselines' runs are the same, and so are the four trials.",
 )
