@@ -44,7 +44,7 @@ ANNEALERS = {
         openjij_sampler("SQASampler"), num_reads=4, num_sweeps=100, beta=20.0
     ),
     "d-wave annealing": lambda: DimodSolver(SimulatedAnnealingSampler(), num_reads=4, num_sweeps=50),
-    "d-wave tabu": lambda: DimodSolver(TabuSampler(), timeout=2, num_restarts=1),
+    "d-wave tabu": lambda: DimodSolver(TabuSampler(), timeout=2_000, num_restarts=1),
     "d-wave steepest descent": lambda: DimodSolver(SteepestDescentSampler(), num_reads=2),
     "our descent": lambda: DimodSolver(BlockDescentSampler(), num_reads=4),
 }

@@ -28,7 +28,7 @@ SOLVERS = {
     "descent in torch": BlockDescentSolver(num_sweeps=3, num_reads=2, backend="torch"),
     "exact": ExactSolver(),
     "annealing": DimodSolver(SimulatedAnnealingSampler(), num_reads=4, num_sweeps=50),
-    "tabu": DimodSolver(TabuSampler(), timeout=2, num_restarts=1),
+    "tabu": DimodSolver(TabuSampler(), timeout=2_000, num_restarts=1),
     "steepest descent": DimodSolver(SteepestDescentSolver(), num_reads=2),
 }
 BACKENDS = ["torch", *(["numba"] if HAS_NUMBA else [])]
