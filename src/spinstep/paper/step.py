@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, Sign, binary_parameters
+from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.images import Images, Name
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.methods import METHODS, Method, Params, Settings, grid
-from spinstep.paper.sections import Section, Table
+from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import estimate, paired
 from spinstep.paper.training import train
 
@@ -224,20 +225,22 @@ class StepExperiment(Experiment):
         places: dict[tuple[str, str, str], list[Line]] = {}
         for line in lines:
             places.setdefault((line.job["data"], line.job["shape"], line.job["activation"]), []).append(line)
-        heats, verdicts = [], []
+        heats, judged = [], {}
         for place, own in places.items():
             trials = [line for line in own if line.job["stage"] == "trial"]
             heats.append([", ".join(place), *(_best(trials, name) for name in CANDIDATES)])
-            verdicts += _verdict(place, trials, [line for line in own if line.job["stage"] == "final"])
+            if finals := _finals(trials, [line for line in own if line.job["stage"] == "final"]):
+                judged[", ".join(place)] = finals
         what = [[name, candidate.what] for name, candidate in CANDIDATES.items()]
         tables = [
             Table(["candidate", "what"], what),
             Table(["network", *CANDIDATES], heats, "Best of four trials, accuracy on 2,000 images held out"),
-            Table(
-                ["network", *_VERDICT_HEADER], verdicts, "Test accuracy, 5 fresh seeds, all training images"
-            ),
         ]
-        return Section(list(_NOTES), tables)
+        if not judged:
+            return Section(list(_NOTES), tables)
+        rows = [_verdict(place, finals) for place, finals in judged.items()]
+        tables.append(Table(_HEADER, rows, "Test accuracy, fresh seeds, all training images"))
+        return Section(list(_NOTES), tables, [Figure("verdict", _CAPTION, _figure(judged))])
 
 
 def best_trial(trials: Sequence[Line], name: str) -> Line:
@@ -256,42 +259,46 @@ def _best(trials: Sequence[Line], name: str) -> str:
     return f"{best_trial(trials, name).metrics['test_accuracy']:.4f}" if known else "–"
 
 
-_VERDICT_HEADER = [
-    "default", "best candidate", "which", "signSGD", "Adam", "BatchNorm, Adam", "best minus BatchNorm",
-]  # fmt: skip
+Finals = dict[str, list[float]]
+"""Test accuracies by candidate, seed by seed; the last is the best of the trials."""
 
 
-def _verdict(place: tuple[str, ...], trials: Sequence[Line], finals: Sequence[Line]) -> list[list[str]]:
-    if not finals:
-        return []
-    *judged, best = finalists(trials)
-    values = {
-        name: [
-            line.metrics["test_accuracy"]
-            for line in sorted(finals, key=lambda line: int(line.job["seed"]))
-            if line.job["candidate"] == name
-        ]
-        for name in (*judged, best)
+def _finals(trials: Sequence[Line], lines: Sequence[Line]) -> Finals | None:
+    """What was judged, or nothing as long as a candidate's runs are missing."""
+    ordered = sorted(lines, key=lambda line: int(line.job["seed"]))
+    found = {
+        name: [line.metrics["test_accuracy"] for line in ordered if line.job["candidate"] == name]
+        for name in (finalists(trials) if lines else ())
     }
-    if not all(values.values()):
-        return []
-    cells = {name: str(estimate(own)) for name, own in values.items()}
-    norm = "BatchNorm, Adam"
-    result = str(paired(values[best], values[norm]))
-    return [
-        [
-            ", ".join(place),
-            cells["default"],
-            cells[best],
-            best,
-            cells["signSGD"],
-            cells["Adam"],
-            cells[norm],
-            result,
-        ]
-    ]
+    return found if found and len({len(own) for own in found.values()}) == 1 else None
 
 
+_HEADER = ["network", *JUDGED, "best candidate", "which", "best minus BatchNorm, Adam"]
+
+
+def _verdict(place: str, finals: Finals) -> list[str]:
+    best = list(finals)[-1]
+    cells = [str(estimate(own)) for own in finals.values()]
+    return [place, *cells, best, str(paired(finals[best], finals["BatchNorm, Adam"]))]
+
+
+def _figure(judged: dict[str, Finals]) -> str:
+    canvas, axes = figures.new(7.2, 1.2 + 0.35 * len(judged))
+    panel = axes[0, 0]
+    colours = [figures.BLUE, figures.SKY, figures.GREEN, figures.BLACK, figures.VERMILION]
+    for place, finals in enumerate(judged.values()):
+        labels = [*JUDGED, "best candidate"]
+        for label, own, colour in zip(labels, finals.values(), colours, strict=True):
+            mean = sum(own) / len(own)
+            panel.plot(own, [place] * len(own), "|", color=colour, markersize=9, alpha=0.6)
+            panel.plot(mean, place, "o", color=colour, markersize=5, label=None if place else label)
+    panel.set_yticks(range(len(judged)), list(judged))
+    panel.set(xlabel="test accuracy", ylim=(len(judged) - 0.5, -0.5))
+    panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return to_svg(canvas)
+
+
+_CAPTION = "Test accuracy of the default step, the best candidate and three baselines: seeds and their mean."
 _NOTES = (
     "Networks without BatchNorm unless it says so. Every candidate has four trials on 12,000 training images "
     "with 2,000 held out, 3 epochs; the default, the best other candidate and three baselines then train on "
