@@ -19,6 +19,7 @@ from spinstep.paper.methods import METHODS, Method, Params, Settings, grid
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import estimate, paired
 from spinstep.paper.training import train
+from spinstep.patches import Patches
 
 SHAPES = ("784-512-512-10", "8 layers of 256", "convolutional")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"hardtanh": nn.Hardtanh, "sign": Sign}
@@ -66,6 +67,38 @@ class AgainstCouplings(QPSBGD):
         return problem.driven_by(fields * (strength * coupling / own))
 
 
+class AgainstOverlap(QPSBGD):
+    """``target_rms`` for a row that stands alone, and √N of it for rows that share their inputs with N.
+
+    What rows ask for is mostly noise to the inputs, so N rows that resemble each other reach but 1/√N of
+    it. N is the sum of squared cosines of a row with all rows: the rows divided by their effective rank.
+    """
+
+    def _pose(self, layer: Any) -> Any:
+        rows, inputs = layer.records[0].x.shape
+        overlap = overlap_of(layer.records[0].x)
+        if isinstance(layer.records[0].x, Patches):
+            overlap /= max(1.0, rows / inputs)  # which the target of a convolution has already
+        target = layer.group["target_rms"] * overlap**0.5
+        return super()._pose(layer._replace(group={**layer.group, "target_rms": target}))
+
+
+def overlap_of(x: Tensor | Patches, sample: int = 256) -> float:
+    """With how many rows a row shares its inputs, itself included, estimated from some of them.
+
+    Example:
+        >>> overlap_of(torch.eye(8)), overlap_of(torch.ones(8, 3))
+        (1.0, 8.0)
+    """
+    some = next(x.chunks(16 * sample)) if isinstance(x, Patches) else x
+    some = some[:: max(1, len(some) // sample)]
+    squares = (some @ some.T).square()
+    own = squares.diagonal().mean()
+    others = (squares.sum() - squares.diagonal().sum()) / max(1, len(some) * (len(some) - 1))
+    norm = some.square().sum(1).mean()
+    return float((own + (len(x) - 1) * others) / norm.square().clamp_(min=torch.finfo(norm.dtype).tiny))
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A step to try: how its optimizer is made, four trials, and what changes in the network."""
@@ -103,6 +136,10 @@ CANDIDATES = {
     "against couplings": Candidate(
         "linear term measured by the couplings, momentum 0.9",
         _step(AgainstCouplings, momentum=0.9), _trials(1, 4),
+    ),
+    "against overlap": Candidate(
+        "target by how many rows resemble each other, momentum 0.9",
+        _step(AgainstOverlap, momentum=0.9), _trials(0.5, 0.7),
     ),
     "tight clamp": Candidate(
         "momentum 0.9, latent weights within 0.1", _step(momentum=0.9, clamp=0.1), _trials(2, 4)
