@@ -117,7 +117,8 @@ class QPSBGD(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Project every layer's gradient onto spins and move its weights; consumes the records.
 
-        A step that raises has moved nothing and can be taken again.
+        A step that raises has moved nothing and can be taken again. (The default solver hands out spins as
+        it finds them; if the memory ends halfway, some layers have moved.)
         """
         loss = evaluate(closure)
         layers = self._layers()
