@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from spinstep.problem import BinaryLeastSquares
+from spinstep.problem import BinaryLeastSquares, PatchLeastSquares
 from spinstep.solvers._kernels import HAS_NUMBA, Backend, flip_
 from spinstep.solvers.base import Solution, Solver, derive_seed
 
@@ -89,7 +89,8 @@ class BlockDescentSolver(Solver):
         if sweeps * reads > 1 or block == 1 or _compression_pays(problem, 1):
             yield self.solve(problem, seed=seed).spins.T
             return
-        for units in problem.units(max(1, CACHED // problem.num_spins)):
+        once = isinstance(problem, PatchLeastSquares)  # or patches would be unfolded again for every part
+        for units in problem.units(problem.num_units if once else max(1, CACHED // problem.num_spins)):
             G = units.V.new_empty(units.num_units, units.num_spins + 16)[:, :-16]  # no stride of 4096 bytes
             _error_feedback(units, G, _rows_of_units(units.V), block)
             yield G
