@@ -273,11 +273,13 @@ class StepExperiment(Experiment):
             Table(["candidate", "what"], what),
             Table(["network", *CANDIDATES], heats, "Best of four trials, accuracy on 2,000 images held out"),
         ]
+        total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
+        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks."]
         if not judged:
-            return Section(list(_NOTES), tables)
+            return Section(notes, tables)
         rows = [_verdict(place, finals) for place, finals in judged.items()]
         tables.append(Table(_HEADER, rows, "Test accuracy, fresh seeds, all training images"))
-        return Section(list(_NOTES), tables, [Figure("verdict", _CAPTION, _figure(judged))])
+        return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))])
 
 
 def best_trial(trials: Sequence[Line], name: str) -> Line:
