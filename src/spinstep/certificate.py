@@ -3,6 +3,30 @@
 import torch
 from torch import Tensor
 
+Problem = tuple[Tensor, Tensor, Tensor | None]
+"""``Z``, ``V`` and ``H``."""
+
+
+def lower_bound(whole: Problem, compressed: Problem, tolerance: float, max_iterations: int) -> Tensor:  # (m,)
+    """An energy that no spins of each unit can go below, in double precision.
+
+    The box relaxation ``G ∈ [-1, 1]`` is convex and its minimum is at most that of the spins. Any ``G``
+    in the box bounds that minimum from below: its energy less ``⟨∇, G⟩ + ‖∇‖₁`` (the Frank-Wolfe gap).
+    Descent finds a ``G`` that makes the bound tight; then the bound is evaluated on the problem as
+    given and what rounding could have added is taken off, so it holds whenever the descent stops.
+
+    The relaxation of a wide layer is nearly tight (``spinstep bench solvers`` shows how nearly); that of
+    a small one is not, which is the price of combinatorics and not of the solver.
+
+    Args:
+        whole: The problem as given, in double precision.
+        compressed: An equal one with fewer rows, if there is one.
+        tolerance: Stop once the gap of every unit is below this fraction of its relaxed energy.
+        max_iterations: Stop here in any case.
+    """
+    bound = box_bound(*whole, box_minimum(*compressed, tolerance, max_iterations))
+    return bound.clamp_(min=0) if whole[2] is None else bound
+
 
 def box_minimum(
     Z: Tensor, V: Tensor, H: Tensor | None, tolerance: float, max_iterations: int

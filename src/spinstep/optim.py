@@ -117,8 +117,7 @@ class QPSBGD(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Project every layer's gradient onto spins and move its weights; consumes the records.
 
-        A step that raises has moved nothing and can be taken again. (The default solver hands out spins as
-        it finds them; if the memory ends halfway, some layers have moved.)
+        A step that raises moved nothing and can be taken again (unless the default solver ran out of memory).
         """
         loss = evaluate(closure)
         layers = self._layers()

@@ -1,6 +1,7 @@
 """The projection problem: which spins best reproduce a layer's gradient?"""
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from spinstep.certificate import box_bound, box_minimum
+from spinstep.certificate import lower_bound
 from spinstep.patches import Patches
 from spinstep.record import LayerRecord
 
@@ -60,17 +61,15 @@ class BinaryLeastSquares:
             live = grad.abs().amax(1) > 0  # not a node outside the training set
             if live.any() and not live.all():
                 x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
-        if not isinstance(x, Patches):
+        if isinstance(x, Tensor) or rows == "normalized":
+            x = x if isinstance(x, Tensor) else x.dense()
             return BinaryLeastSquares(jacobian(x, rows), reachable_target(grad, target_rms))
-        if rows == "normalized":
-            return BinaryLeastSquares(jacobian(x.dense(), rows), reachable_target(grad, target_rms))
         if target_rms is not None:  # n inputs reach but √(n/r) of a target that is noise to them
             target_rms *= max(1.0, len(grad) / x.shape[1]) ** 0.5
         return PatchLeastSquares(_uniform(x), reachable_target(grad, target_rms))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and inputs, ``(r, n)``."""
+    def shape(self) -> tuple[int, int]:  # (r, n)
         return self.Z.shape[0], self.Z.shape[1]
 
     @property
@@ -91,8 +90,7 @@ class BinaryLeastSquares:
     def _columns(self, size: int) -> Iterator[Tensor]:
         yield from self.Z.split(size, dim=1)
 
-    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """``Z`` and ``V`` by rows."""
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:  # Z and V, by rows
         yield self.Z, self.V
 
     def energy(self, G: Tensor) -> Tensor:  # (n, m) -> (m,)
@@ -101,14 +99,13 @@ class BinaryLeastSquares:
 
     def fields(self) -> Tensor:  # (n, m)
         """``ZᵀV + H``, half the negative gradient of the energy at ``G = 0``."""
-        # In the memory layout of a weight, which the update will read.
-        parts = [self.V.T @ z for z in self._columns(self.num_spins)]
+        parts = [self.V.T @ z for z in self._columns(self.num_spins)]  # in the memory layout of a weight
         fields = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).T
         return fields if self.H is None else fields + self.H
 
     def driven_by(self, H: Tensor) -> "BinaryLeastSquares":
         """The same couplings with ``H`` as the whole linear term: the energy is ``‖Z G‖² - 2⟨H, G⟩``."""
-        return self._with(self.V.new_zeros(()).expand_as(self.V), 0.0, H)
+        return self._with(V=self.V.new_zeros(()).expand_as(self.V), offset=0.0, H=H)
 
     def units(self, count: int) -> Iterator["BinaryLeastSquares"]:
         """The same problem in parts of ``count`` units."""
@@ -116,10 +113,12 @@ class BinaryLeastSquares:
             own = slice(start, start + count)
             offset = self.offset[own] if isinstance(self.offset, Tensor) else self.offset
             H = None if self.H is None else self.H[:, own]
-            yield self._with(self.V[:, own], offset, H)
+            yield self._with(V=self.V[:, own], offset=offset, H=H)
 
-    def _with(self, V: Tensor, offset: Tensor | float, H: Tensor | None) -> "BinaryLeastSquares":
-        return BinaryLeastSquares(self.Z, V, offset, H)
+    def _with(self, **fields: Tensor | float | None) -> "BinaryLeastSquares":
+        changed = copy(self)
+        changed.__dict__.update(fields)
+        return changed
 
     def double(self) -> "BinaryLeastSquares":
         offset = self.offset.double() if isinstance(self.offset, Tensor) else self.offset
@@ -158,24 +157,10 @@ class BinaryLeastSquares:
         return dimod.BinaryQuadraticModel(h, J, float(offset), dimod.SPIN)
 
     def lower_bound(self, *, tolerance: float = 1e-6, max_iterations: int = 2000) -> Tensor:  # (m,)
-        """An energy that no spins of each unit can go below, in double precision.
-
-        The box relaxation ``G ∈ [-1, 1]`` is convex and its minimum is at most that of the spins. Any ``G``
-        in the box bounds that minimum from below: its energy less ``⟨∇, G⟩ + ‖∇‖₁`` (the Frank-Wolfe gap).
-        Descent finds a ``G`` that makes the bound tight; then the bound is evaluated on the problem as
-        given and what rounding could have added is taken off, so it holds whenever the descent stops.
-
-        The relaxation of a wide layer is nearly tight (``spinstep bench solvers`` shows how nearly); that of
-        a small one is not, which is the price of combinatorics and not of the solver.
-
-        Args:
-            tolerance: Stop once the gap of every unit is below this fraction of its relaxed energy.
-            max_iterations: Stop here in any case.
-        """
+        """An energy that no spins of each unit can go below, as :mod:`spinstep.certificate` explains."""
         problem, small = self.double(), self.double().compressed()
-        G = box_minimum(small.Z, small.V, small.H, tolerance, max_iterations)
-        bound = box_bound(problem.Z, problem.V, problem.H, G)
-        return (bound.clamp_(min=0) if self.H is None else bound) + problem.offset
+        whole, part = (problem.Z, problem.V, problem.H), (small.Z, small.V, small.H)
+        return lower_bound(whole, part, tolerance, max_iterations) + problem.offset
 
 
 class PatchLeastSquares(BinaryLeastSquares):
@@ -183,10 +168,8 @@ class PatchLeastSquares(BinaryLeastSquares):
 
     patches: Patches
 
-    def __init__(
-        self, patches: Patches, V: Tensor, offset: Tensor | float = 0.0, H: Tensor | None = None
-    ) -> None:
-        self.__dict__.update(patches=patches, V=V, offset=offset, H=H)
+    def __init__(self, patches: Patches, V: Tensor) -> None:
+        self.__dict__.update(patches=patches, V=V, offset=0.0, H=None)
 
     @cached_property
     def Z(self) -> Tensor:
@@ -204,9 +187,6 @@ class PatchLeastSquares(BinaryLeastSquares):
         for z in self.patches.chunks(max(2 * self.num_spins, 2**24 // self.num_spins)):
             yield z, self.V[start : start + len(z)]
             start += len(z)
-
-    def _with(self, V: Tensor, offset: Tensor | float, H: Tensor | None) -> BinaryLeastSquares:
-        return PatchLeastSquares(self.patches, V, offset, H)
 
 
 def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)

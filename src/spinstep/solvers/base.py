@@ -51,8 +51,7 @@ class Solver(ABC):
     def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
         """The spins of each problem as rows of a weight, ``(units, n)``, some units after the other.
 
-        What the optimizer asks for. A solver may hand out units as it goes, so that their weights move
-        while the spins are in the cache; energies are not asked for.
+        A solver may hand out units as it goes, so that their weights move while spins are in the cache.
         """
         return [[solution.spins.T] for solution in self.solve_all(problems, seed=seed)]
 

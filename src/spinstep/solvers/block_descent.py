@@ -72,7 +72,7 @@ class BlockDescentSolver(Solver):
             problem = problem.compressed()
         if reads > 1:
             return self._best_of(problem, reads, sweeps, seed)
-        R = _rows_of_units(problem.V)
+        R = problem.V.clone().T
         G = R.new_zeros(problem.num_units, problem.num_spins)
         if block > 1:
             z, g = _error_feedback(problem, G, R, block)
@@ -92,7 +92,7 @@ class BlockDescentSolver(Solver):
         once = isinstance(problem, PatchLeastSquares)  # or patches would be unfolded again for every part
         for units in problem.units(problem.num_units if once else max(1, CACHED // problem.num_spins)):
             G = units.V.new_empty(units.num_units, units.num_spins + 16)[:, :-16]  # no stride of 4096 bytes
-            _error_feedback(units, G, _rows_of_units(units.V), block)
+            _error_feedback(units, G, units.V.clone().T, block)
             yield G
 
     def _effort(self, problem: BinaryLeastSquares) -> tuple[int, int, int]:
@@ -111,7 +111,7 @@ class BlockDescentSolver(Solver):
         G = torch.cat([problem.Z.new_zeros(m, n), random.to(problem.Z)])
         H = None if problem.H is None else problem.H.repeat(1, reads)
         many = BinaryLeastSquares(problem.Z, problem.V.repeat(1, reads), H=H)
-        R = _rows_of_units(many.V).addmm_(G, problem.Z.T, alpha=-1)
+        R = many.V.clone().T.addmm_(G, problem.Z.T, alpha=-1)
         self._descend(many, G, R, sweeps)
         energy, best = _energy(many, G, R).view(reads, m).min(0)
         spins = G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
@@ -148,10 +148,6 @@ def _error_feedback(problem: BinaryLeastSquares, G: Tensor, R: Tensor, size: int
 
 def _fields(R: Tensor, z: Tensor, h: Tensor | None, out: Tensor | None = None) -> Tensor:  # (m, b)
     return torch.mm(R, z, out=out) if h is None else torch.addmm(h, R, z, out=out)
-
-
-def _rows_of_units(V: Tensor) -> Tensor:  # (r, m) -> (m, r), never a view of V
-    return V.clone().T
 
 
 def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,)
