@@ -14,7 +14,7 @@ from spinstep.cli import main
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("step", ["QP-SBGD, momentum 0.9", "products of QP-SBGD alone", "step-ratios.svg"]),
+        ("step", ["QP-SBGD, one batch alone", "products of QP-SBGD alone", "step-ratios.svg"]),
         ("solvers", ["error feedback (default)", "dwave SA, 100 sweeps †", "accurate", "Gurobi"]),
         ("growth", ["rows B", "units m", "growth-growth.svg"]),
         ("memory", ["SignSGD", "3 × 3 convolution, 32 → 32"]),

@@ -51,7 +51,7 @@ def layer_problems(data_folder):
     data = mnist("train")
     x, y = unit_rms(data), data.labels
     model = network(784, 512, 512, 10)
-    optimizer = QPSBGD(binary_parameters(model))
+    optimizer = QPSBGD(binary_parameters(model), target_rms=1.0, momentum=0.0, rank=None)
     for step, rows in enumerate(torch.randperm(len(x)).split(100)):
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         if step == 40:

@@ -12,6 +12,9 @@ from spinstep.record import record_of
 from spinstep.signs import spins_of
 from spinstep.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
 
+ONE_BATCH = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
+"""The step of this batch alone, in all directions."""
+
 
 def small_model(seed=0):
     torch.manual_seed(seed)
@@ -48,7 +51,7 @@ class Spy(Solver):
 def test_a_step_moves_every_weight_by_lr_against_the_projected_spins():
     model = small_model()
     before = weights_of(model)
-    optimizer = QPSBGD(binary_parameters(model), lr=0.002, solver=ExactSolver())
+    optimizer = QPSBGD(binary_parameters(model), lr=0.002, solver=ExactSolver(), **ONE_BATCH)
     backward(model)
     records = [record_of(w).layers()[0] for _, w in binary_parameters(model)]
     optimizer.step()
@@ -76,8 +79,8 @@ def test_as_published_solves_the_papers_problem():
 def test_a_very_large_target_gives_the_sign_of_the_gradient_bit_for_bit():
     model = small_model()
     twin = copy.deepcopy(model)
-    QP = QPSBGD(binary_parameters(model), target_rms=1e9)
-    sign = QPSBGD(binary_parameters(twin), solver=SignSolver())
+    QP = QPSBGD(binary_parameters(model), **{**ONE_BATCH, "target_rms": 1e9})
+    sign = QPSBGD(binary_parameters(twin), solver=SignSolver(), **ONE_BATCH)
     for step in range(5):
         for net, optimizer in ((model, QP), (twin, sign)):
             backward(net, seed=step)
@@ -189,7 +192,7 @@ def test_parameter_groups_have_settings_of_their_own():
 def test_momentum_averages_the_linear_term_alone():
     model = small_model()
     solver = Spy()
-    optimizer = QPSBGD(binary_parameters(model), solver=solver, momentum=0.75)
+    optimizer = QPSBGD(binary_parameters(model), solver=solver, **{**ONE_BATCH, "momentum": 0.75})
     expected = [0, 0]
     for step in range(4):
         backward(model, seed=step)
@@ -201,6 +204,26 @@ def test_momentum_averages_the_linear_term_alone():
             sent = solver.calls[2 * step + i][0]
             assert torch.equal(sent.Z, own.Z)
             torch.testing.assert_close(sent.fields(), expected[i] / (1 - 0.75 ** (step + 1)))
+
+
+def test_by_default_the_quadratic_term_keeps_the_directions_that_lead():
+    torch.manual_seed(0)
+    model, solver = BinaryLinear(40, 3), Spy()
+    solver.solve = lambda problem, *, seed=0: (
+        solver.calls.append(problem) or BlockDescentSolver().solve(problem)
+    )
+    optimizer = QPSBGD(binary_parameters(model), solver=solver)
+    x = torch.randn(64, 3) @ torch.randn(3, 40) + 0.1 * torch.randn(64, 40)  # three directions and noise
+    model(x).square().mean().backward()
+    (record,) = record_of(model.weight).layers()
+    whole = BinaryLeastSquares.from_record(record, target_rms="auto")
+    optimizer.step()
+    (sent,) = solver.calls
+    assert sent.Z.shape == (8, 40)
+    assert not sent.V.any()
+    torch.testing.assert_close(sent.H, whole.fields())
+    lost = (sent.Z.T @ sent.Z - whole.Z.T @ whole.Z).norm() / (whole.Z.T @ whole.Z).norm()
+    assert 0 < lost < 0.05
 
 
 def test_a_step_that_fails_can_be_taken_again():
@@ -399,8 +422,10 @@ def test_wrong_arguments_are_explained():
         QPSBGD([{"params": params, "seed": 1}])
     with pytest.raises(ValueError, match=r"momentum is in \[0, 1\), got 1"):
         QPSBGD(params, momentum=1)
-    with pytest.raises(ValueError, match="target_rms is positive or None, got 0"):
+    with pytest.raises(ValueError, match='target_rms is positive, "auto" or None, got 0'):
         QPSBGD(params, target_rms=0)
+    with pytest.raises(ValueError, match="rank is at least 1 or None, got 0"):
+        QPSBGD(params, rank=0)
     with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
         QPSBGD(params, rows="equal")
     with pytest.raises(ValueError, match='"raise" or "skip", got \'ignore\''):

@@ -44,7 +44,7 @@ def test_blocks_chunks_and_norm_are_those_of_the_unfolded_images(kernel, stride,
 def convolution_record(groups=1):
     torch.manual_seed(0)
     layer = BinaryConv2d(6, 8, 3, padding=1, groups=groups)
-    optimizer = QPSBGD(binary_parameters(layer), lr=0.01)
+    optimizer = QPSBGD(binary_parameters(layer), lr=0.01, target_rms=1.0, momentum=0.0, rank=None)
     layer(torch.randn(4, 6, 9, 9)).square().sum().backward()
     return layer, optimizer, record_of(layer.weight).layers()
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spinstep import BinaryLeastSquares, LayerRecord
-from spinstep.problem import jacobian, reachable_target
+from spinstep.problem import jacobian
+from spinstep.reach import leading, overlap, reachable_target, sampled
 from spinstep.solvers import ExactSolver
 from spinstep.testing import random_problem
 
@@ -155,3 +156,29 @@ def test_rows_without_a_gradient_are_left_out_of_uniform_problems_alone():
 def test_wrong_shapes_are_explained():
     with pytest.raises(ValueError, match=r"equally many rows, got shapes \(3, 2\) and \(4, 1\)"):
         BinaryLeastSquares(torch.zeros(3, 2), torch.zeros(4, 1))
+
+
+def test_the_target_follows_what_rows_have_in_common():
+    torch.manual_seed(0)
+    alone, grad = torch.randn(50, 4000), torch.randn(50, 3)
+    alike = torch.randn(4000) + 0.01 * alone
+    targets = [
+        BinaryLeastSquares.from_record(LayerRecord(x, grad), target_rms="auto").V for x in (alone, alike)
+    ]
+    rms = [float(V.square().mean().sqrt()) for V in targets]
+    assert rms[0] == pytest.approx(0.35, rel=0.02)
+    assert rms[1] == pytest.approx(0.35 * 50**0.5, rel=0.02)
+
+
+def test_some_rows_stand_for_all():
+    torch.manual_seed(0)
+    x = torch.randn(5000, 6) @ torch.randn(6, 30)
+    rows, gram = sampled(x)
+    assert len(rows) <= 128
+    assert torch.equal(gram, rows @ rows.T)
+    everything = x @ x.T
+    assert overlap(gram, 5000) == pytest.approx(float(overlap(everything, 5000)), rel=0.2)
+    few = leading(rows, gram, 6)
+    torch.testing.assert_close(few.T @ few, rows.T @ rows, rtol=1e-3, atol=1e-2 * float(gram.abs().max()))
+    assert len(leading(rows, gram, 2)) == 2
+    assert len(leading(rows[:3], gram[:3, :3], 8)) == 3

@@ -1,5 +1,6 @@
 """Train binary neural networks in PyTorch by taking every step in spins."""
 
+from spinstep.bits import Bits
 from spinstep.convolution import BinaryConv2d
 from spinstep.layers import BinaryLinear, binary_parameters, real_parameters
 from spinstep.optim import QPSBGD
@@ -14,6 +15,7 @@ __all__ = [
     "BinaryConv2d",
     "BinaryLeastSquares",
     "BinaryLinear",
+    "Bits",
     "LayerRecord",
     "Sign",
     "binary_parameters",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spinstep.problem import BinaryLeastSquares, Rows
+from spinstep.problem import BinaryLeastSquares, Rows, Target
 from spinstep.record import LayerRecord, record_of, start_recording
 from spinstep.solvers import BlockDescentSolver, ExactSolver, Solver, derive_seed
 
@@ -22,21 +22,20 @@ class QPSBGD(Optimizer):
         ``G = argmin over G ∈ {-1,+1} of ‖V - Z G‖²``  and  ``Ω ← clamp(Ω - lr · G)``,
 
     where ``Z`` and the target are scaled as :func:`~spinstep.problem.jacobian` and
-    :func:`~spinstep.problem.reachable_target` say. All layers go to the solver together.
+    :func:`~spinstep.reach.reachable_target` say. All layers go to the solver together.
 
-    Made for the weights of binary layers alone: ``binary_parameters(model)``. Other parameters belong
-    to an ordinary torch optimizer beside this one. From here on the layers record for this optimizer
-    and leave ``weight.grad`` empty.
+    Made for the weights of binary layers alone: ``binary_parameters(model)``; others belong to an ordinary
+    torch optimizer. From here on the layers record for this one and leave ``weight.grad`` empty.
 
     Args:
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
         lr: Learning rate, the distance that every latent weight moves in a step.
         solver: Solves the projection. Default: ``BlockDescentSolver()``.
-        target_rms: Root mean square of each unit's target, in units of what its spins can reach (for a
-            convolution, of the part that its few inputs can reach of so many patches). Small values trust
-            the quadratic model, large ones tend to signSGD, ``None`` is the paper.
-        momentum: Weight of the past in the linear term ``ZᵀV`` of the problem; the quadratic term is always
-            that of the batch. 0.9 with a ``target_rms`` of 2 gains accuracy for one more matrix product.
+        target_rms: Root mean square of each unit's target, in units of what its spins can reach; ``"auto"``
+            goes by how much the rows of the batch have in common. Small values trust the quadratic model,
+            large ones tend to signSGD, ``None`` is the paper.
+        momentum: Weight of the past in the linear term ``ZᵀV``; the quadratic term is that of the batch.
+        rank: With momentum, how many directions of the inputs the quadratic term keeps; ``None`` for all.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
@@ -44,9 +43,9 @@ class QPSBGD(Optimizer):
         keep_grad: Let the layers compute ``weight.grad`` too, for monitoring.
 
     Note:
-        What differs from the publication: targets are brought into reach, rows weigh the same, rows and
-        units without a gradient are left out, and latent weights are clamped. :meth:`as_published` takes
-        all of it back.
+        Beyond the publication, targets are brought into reach, the linear term remembers, the quadratic one
+        keeps what leads, rows weigh the same, rows and units without a gradient rest, and latent weights are
+        clamped. :meth:`as_published` takes all of it back.
 
     Example:
         >>> from spinstep import BinaryLinear, binary_parameters
@@ -62,8 +61,9 @@ class QPSBGD(Optimizer):
         lr: float = 3e-3,
         *,
         solver: Solver | None = None,
-        target_rms: float | None = 1.0,
-        momentum: float = 0.0,
+        target_rms: Target = "auto",
+        momentum: float = 0.9,
+        rank: int | None = 8,
         rows: Rows = "uniform",
         clamp: float | None = 1.0,
         seed: int = 0,
@@ -77,30 +77,28 @@ class QPSBGD(Optimizer):
         self.solver = BlockDescentSolver() if solver is None else solver
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
-        defaults = dict(lr=lr, target_rms=target_rms, momentum=momentum, rows=rows, clamp=clamp, seed=seed)
-        super().__init__(params, {**defaults, "step": 0, "skipped": 0})
+        defaults = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
+        super().__init__(params, {**defaults, "seed": seed, "step": 0, "skipped": 0})
 
     @classmethod
     def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
         """The paper to the letter: its rows, its target, no clamp, and the problem solved exactly.
 
-        The paper's layers have ``scale=False``.
-
-        Args:
-            params: Latent weights, as for the class.
-            lr: Learning rate α.
-            solver: Another solver, for layers too wide to solve exactly (beyond about 60 inputs).
+        The paper's layers have ``scale=False``. Layers of more than about 60 inputs need another ``solver``.
         """
         solver = ExactSolver() if solver is None else solver
-        return cls(params, lr, solver=solver, target_rms=None, rows="normalized", clamp=None)
+        paper: dict[str, Any] = dict(target_rms=None, momentum=0.0, rank=None, rows="normalized", clamp=None)
+        return cls(params, lr, solver=solver, **paper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "seed" in param_group:
             raise ValueError("seed belongs to the run: pass it to QPSBGD, not to a group of parameters")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if group["target_rms"] is not None and not group["target_rms"] > 0:
-            raise ValueError(f"target_rms is positive or None, got {group['target_rms']}")
+        if group["target_rms"] not in (None, "auto") and not group["target_rms"] > 0:
+            raise ValueError(f'target_rms is positive, "auto" or None, got {group["target_rms"]}')
+        if group["rank"] is not None and group["rank"] < 1:
+            raise ValueError(f"rank is at least 1 or None, got {group['rank']}")
         if not 0 <= group["momentum"] < 1:
             raise ValueError(f"momentum is in [0, 1), got {group['momentum']}")
         if group["rows"] not in ("uniform", "normalized"):
@@ -179,7 +177,9 @@ class QPSBGD(Optimizer):
 
     def _pose(self, layer: "_Layer") -> tuple[list[BinaryLeastSquares], list[Tensor | None], Tensor | None]:
         """The problems of a layer, their units that rest, and the average of their linear terms."""
-        rows, target_rms, momentum = (layer.group[k] for k in ("rows", "target_rms", "momentum"))
+        rows, target_rms, momentum, rank = (
+            layer.group[k] for k in ("rows", "target_rms", "momentum", "rank")
+        )
         problems = [BinaryLeastSquares.from_record(r, rows, target_rms) for r in layer.records]
         idle = [None if target_rms is None else _idle(problem.V) for problem in problems]
         if not momentum:
@@ -190,7 +190,7 @@ class QPSBGD(Optimizer):
             weight = (1 - momentum) / (1 - momentum ** (state["steps"] + 1))  # no bias to a zero at the start
             past = state["average"].chunk(len(problems))
             fields = [now.lerp_(old.to(now), 1 - weight) for now, old in zip(fields, past, strict=True)]
-        problems = [p.driven_by(h.T) for p, h in zip(problems, fields, strict=True)]
+        problems = [p.driven_by(h.T, rank) for p, h in zip(problems, fields, strict=True)]
         return problems, idle, fields[0] if len(fields) == 1 else torch.cat(fields)
 
     def _forget(self) -> None:

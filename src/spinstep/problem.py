@@ -11,12 +11,14 @@ from torch import Tensor
 
 from spinstep.certificate import lower_bound
 from spinstep.patches import Patches
+from spinstep.reach import leading, reachable_target, sampled, suitable_target
 from spinstep.record import LayerRecord
 
 if TYPE_CHECKING:
     import dimod
 
 Rows = Literal["uniform", "normalized"]
+Target = float | Literal["auto"] | None
 _Inputs = TypeVar("_Inputs", Tensor, Patches)
 
 
@@ -53,20 +55,25 @@ class BinaryLeastSquares:
 
     @staticmethod
     def from_record(
-        record: LayerRecord, rows: Rows = "uniform", target_rms: float | None = None
+        record: LayerRecord, rows: Rows = "uniform", target_rms: Target = None
     ) -> "BinaryLeastSquares":
-        """The problem of one layer's step; see :func:`jacobian` and :func:`reachable_target`."""
+        """The problem of one layer's step; see :func:`jacobian` and :mod:`spinstep.reach`."""
         x, grad = record.x, record.grad
         if rows == "uniform" and not grad.sum(1).all():  # a row without gradient, or one that cancels
             live = grad.abs().amax(1) > 0  # not a node outside the training set
             if live.any() and not live.all():
                 x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
-        if isinstance(x, Tensor) or rows == "normalized":
-            x = x if isinstance(x, Tensor) else x.dense()
-            return BinaryLeastSquares(jacobian(x, rows), reachable_target(grad, target_rms))
-        if target_rms is not None:  # n inputs reach but √(n/r) of a target that is noise to them
-            target_rms *= max(1.0, len(grad) / x.shape[1]) ** 0.5
-        return PatchLeastSquares(_uniform(x), reachable_target(grad, target_rms))
+        if isinstance(x, Patches) and rows == "uniform":
+            problem: BinaryLeastSquares = PatchLeastSquares(_uniform(x), grad)
+            if target_rms not in (
+                None,
+                "auto",
+            ):  # n inputs reach but √(n/r) of a target that is noise to them
+                target_rms *= max(1.0, len(grad) / x.shape[1]) ** 0.5
+        else:
+            problem = BinaryLeastSquares(jacobian(x if isinstance(x, Tensor) else x.dense(), rows), grad)
+        scale = suitable_target(problem.sampled[1], len(grad)) if target_rms == "auto" else target_rms
+        return problem._with(V=reachable_target(grad, scale))
 
     @property
     def shape(self) -> tuple[int, int]:  # (r, n)
@@ -93,6 +100,11 @@ class BinaryLeastSquares:
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:  # Z and V, by rows
         yield self.Z, self.V
 
+    @cached_property
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Some rows of ``Z`` that stand for all, and their products."""
+        return sampled(self.patches if isinstance(self, PatchLeastSquares) else self.Z)
+
     def energy(self, G: Tensor) -> Tensor:  # (n, m) -> (m,)
         energy = (self.V - self.Z @ G).square().sum(0) + self.offset
         return energy if self.H is None else energy - 2 * (self.H * G).sum(0)
@@ -103,9 +115,13 @@ class BinaryLeastSquares:
         fields = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).T
         return fields if self.H is None else fields + self.H
 
-    def driven_by(self, H: Tensor) -> "BinaryLeastSquares":
-        """The same couplings with ``H`` as the whole linear term: the energy is ``‖Z G‖² - 2⟨H, G⟩``."""
-        return self._with(V=self.V.new_zeros(()).expand_as(self.V), offset=0.0, H=H)
+    def driven_by(self, H: Tensor, rank: int | None = None) -> "BinaryLeastSquares":
+        """``‖Z G‖² - 2⟨H, G⟩``: the same couplings, or the ``rank`` leading ones, and ``H`` alone."""
+        nothing = self.V.new_zeros(())
+        if rank is None:
+            return self._with(V=nothing.expand_as(self.V), offset=0.0, H=H)
+        Z = leading(*self.sampled, rank)
+        return BinaryLeastSquares(Z, nothing.expand(len(Z), self.num_units), H=H)
 
     def units(self, count: int) -> Iterator["BinaryLeastSquares"]:
         """The same problem in parts of ``count`` units."""
@@ -192,10 +208,9 @@ class PatchLeastSquares(BinaryLeastSquares):
 def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
     """Scale the inputs to the ``Z`` of the problem.
 
-    ``"uniform"`` divides all rows by ``√(n · mean ‖x‖²)``, so that they weigh the same, as a quadratic
-    model of the loss asks, and so that spins reach ``|z · g| ≤ 1`` at a row of mean norm whatever the
-    unit in which inputs are measured. ``"normalized"`` is the paper's normalised Jacobian
-    ``x_b / ‖x_b‖²``, which lets the shortest rows speak loudest.
+    ``"uniform"`` divides all rows by ``√(n · mean ‖x‖²)``: they weigh the same, as a quadratic model of
+    the loss asks, and spins reach ``|z · g| ≤ 1`` at a row of mean norm in any unit of the inputs.
+    ``"normalized"`` is the paper's ``x_b / ‖x_b‖²``, which lets the shortest rows speak loudest.
     """
     if rows == "normalized":
         return x / x.square().sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
@@ -207,23 +222,3 @@ def jacobian(x: Tensor, rows: Rows) -> Tensor:  # (r, n) -> (r, n)
 def _uniform(x: _Inputs) -> _Inputs:
     norm = x.norm() * (x.shape[1] / max(len(x), 1)) ** 0.5
     return x / norm if norm > 0 else x
-
-
-ROUNDING = 1e-6  # of the largest root mean square in the layer
-
-
-def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)
-    """Scale each unit's gradient over the batch to a root mean square of ``target_rms``.
-
-    A mean-reduced loss has gradients far smaller than what ``Z G`` can be, and the nearest spins to a
-    target near zero are those that do nothing. ``None`` leaves the gradient alone, which is the paper.
-    A unit whose gradient is zero has a zero target, and so has one whose gradient is but the rounding
-    error of a zero: a hidden unit with equal weights to both classes, say.
-    """
-    if target_rms is None:
-        return grad
-    rms = grad.square().mean(0).sqrt_()
-    largest = rms.max()
-    if largest < torch.finfo(grad.dtype).tiny ** 0.4 and (peak := grad.abs().max()) > 0:
-        return reachable_target(grad / peak, target_rms)  # squares had underflowed
-    return grad * torch.where(rms > ROUNDING * largest, target_rms / rms, 0)

@@ -15,6 +15,7 @@ from spinstep.bench.timing import batch, in_turns, network, threads
 from spinstep.paper import figures
 from spinstep.paper.images import FashionConvolutional, pixels
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.solvers import BlockDescentSolver
 
@@ -25,9 +26,10 @@ METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
     "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
-    "QP-SBGD, momentum 0.9": lambda model: QPSBGD(binary_parameters(model), momentum=0.9, target_rms=2.0),
-    "QP-SBGD, 2 sweeps": lambda model: QPSBGD(
-        binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2)
+    "QP-SBGD, all directions": lambda model: QPSBGD(binary_parameters(model), rank=None),
+    "QP-SBGD, one batch alone": lambda model: QPSBGD(binary_parameters(model), **ONE_BATCH),
+    "QP-SBGD, one batch alone, 2 sweeps": lambda model: QPSBGD(
+        binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2), **ONE_BATCH
     ),
 }
 PRODUCTS = "products of SignSGD alone", "products of QP-SBGD alone"

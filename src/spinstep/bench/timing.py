@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spinstep import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
 from spinstep.data import mnist
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.record import record_of
 
 
@@ -85,7 +86,7 @@ def network(sizes: Sequence[int]) -> nn.Sequential:
 def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryLeastSquares]:
     """The problems of all layers but the last after some steps; units without a target are left out."""
     model = network(sizes)
-    optimizer = QPSBGD(binary_parameters(model))
+    optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step in range(steps + 1):
         x, y = batch(batch_size, step)
         nn.functional.cross_entropy(model(x), y).backward()

@@ -15,7 +15,7 @@ from spinstep import QPSBGD, binary_parameters
 from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
-from spinstep.paper.methods import SOLVER_LABELS, make_solver
+from spinstep.paper.methods import ONE_BATCH, SOLVER_LABELS, make_solver
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.small import AdultTenLayers, Digits12, mlp
 from spinstep.paper.statistics import estimate, paired
@@ -83,9 +83,8 @@ class Annealers(Experiment):
             task = size.task(job["seed"], job["stage"] == "trial", job["quick"])
             network = task.network()
             watching = _Watching(solver, max(steps // self.moments, 1), job["stage"] == "final")
-            stepper = QPSBGD(
-                binary_parameters(network), job["lr"], solver=watching, target_rms=1.0, seed=job["seed"]
-            )
+            own = binary_parameters(network)
+            stepper = QPSBGD(own, job["lr"], solver=watching, seed=job["seed"], **ONE_BATCH)
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(stepper, T_max=steps)
             for _, loss in zip(range(steps), endless_batches(task), strict=False):
                 take_step(network, loss, [stepper])

@@ -2,6 +2,7 @@
 
 from spinstep.paper import (
     annealers,
+    bits,
     direction,
     embedding,
     graphs,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "pubmed-raw": graphs.PUBMED_RAW,
     "regimes": regimes.REGIMES,
     "step": step.StepExperiment(),
+    "bits": bits.BitsExperiment(),
     "annealers": annealers.ANNEALERS,
 }
 """In the paper's order; what goes beyond the paper comes last."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spinstep import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.paper.sections import Figure, Section, Table
 from spinstep.paper.small import Digits12, pair_points
 from spinstep.paper.statistics import Estimate, estimate
@@ -60,7 +61,7 @@ def snapshots(task: VectorTask, seed: int) -> Iterator[Snapshot]:
     """Train a task's network with QP-SBGD without end; its first layer's problem before every update."""
     network = task.network()
     first = next(module for module in network.modules() if isinstance(module, BinaryLinear))
-    optimizer = QPSBGD(binary_parameters(network), seed=seed)
+    optimizer = QPSBGD(binary_parameters(network), seed=seed, **ONE_BATCH)
     for update, loss in enumerate(endless_batches(task)):
         optimizer.zero_grad()
         loss(network).backward()

@@ -56,8 +56,12 @@ def make_solver(name: str) -> Solver:
     return solvers[name]()
 
 
+ONE_BATCH: Settings = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
+"""The step that knows no batch but its own, in all directions: the default before version 0.2."""
+
+
 def _qpsbgd(params: Params, seed: int, solver: str = "block", **settings: float) -> Optimizer:
-    return QPSBGD(params, solver=make_solver(solver), seed=seed, **settings)  # type: ignore[arg-type]
+    return QPSBGD(params, solver=make_solver(solver), seed=seed, **{**ONE_BATCH, **settings})
 
 
 def _published(params: Params, seed: int, lr: float, solver: str = "block") -> Optimizer:

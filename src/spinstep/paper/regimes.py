@@ -14,7 +14,7 @@ from spinstep.data import mnist
 from spinstep.paper import figures
 from spinstep.paper.comparison import TUNING_SEED
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
-from spinstep.paper.methods import SOLVER_LABELS, Settings, grid, make_solver
+from spinstep.paper.methods import ONE_BATCH, SOLVER_LABELS, Settings, grid, make_solver
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import Estimate, Paired, estimate, paired
 from spinstep.paper.training import VectorTask, train
@@ -226,7 +226,7 @@ def _gaps(side: int, quick: bool) -> dict[str, Any]:
     """Energy above the optimum, as a share of ‖V‖², on first-layer problems met in training."""
     task = Digits(0, False, quick, _small(side))
     network = task.network()
-    optimizer = QPSBGD(binary_parameters(network), 1e-3)
+    optimizer = QPSBGD(binary_parameters(network), 1e-3, **ONE_BATCH)
     weight = dict(binary_parameters(network))["0.weight"]
     excess: dict[str, list[float]] = {}
     for step, loss in enumerate(task.batches()):

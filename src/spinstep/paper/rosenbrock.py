@@ -14,7 +14,8 @@ from spinstep.paper import figures
 from spinstep.paper.lab import Experiment, Job, Lab, Line, seeded
 from spinstep.paper.sections import Figure, Section, Table, to_svg
 from spinstep.paper.statistics import significant
-from spinstep.problem import jacobian, reachable_target
+from spinstep.problem import jacobian
+from spinstep.reach import reachable_target
 from spinstep.solvers import BlockDescentSolver, ExactSolver, Solver
 
 PUBLISHED, OURS = "QP-SBGD as published", "QP-SBGD"

@@ -1,6 +1,7 @@
 """Inner loops over single spins, compiled by numba where the ``fast`` extra is installed, else in torch."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 from spinstep.signs import spins_of
 
 HAS_NUMBA = find_spec("numba") is not None
+FEW_ROWS = 64  # for which a kernel sets spin after spin
 Array = npt.NDArray[Any]
 Backend = Literal["auto", "numba", "torch"]
 
@@ -103,6 +105,32 @@ def decode(
             level -= 1
     state[n] = n
     return radius, nodes, True
+
+
+def can_feed_back(R: Tensor, backend: Backend) -> bool:  # (m, k)
+    """Is there a kernel for these residuals: few, on a CPU, in single precision?"""
+    fits = R.shape[1] <= FEW_ROWS and R.device.type == "cpu" and R.dtype == torch.float32
+    return fits and backend != "torch" and HAS_NUMBA
+
+
+def feed_back_(H: Tensor, Z: Tensor, G: Tensor) -> None:
+    """Spin after spin from zero, each knowing the error of those before it, on torch's number of threads.
+
+    Args:
+        H: Fields, shape ``(m, n)``, on a CPU and in single precision like the rest.
+        Z: Rows, shape ``(k, n)``; few.
+        G: Receives the spins, shape ``(m, n)``.
+    """
+    from spinstep.solvers._feedback import LANES, feed_back
+
+    rows, H = Z.T.contiguous().numpy(), H if H.stride(1) == 1 else H.contiguous()
+    share = -(-len(H) // (LANES * torch.get_num_threads())) * LANES
+    parts = [(h.numpy(), rows, g.numpy()) for h, g in zip(H.split(share), G.split(share), strict=True)]
+    if len(parts) == 1:
+        feed_back(*parts[0])
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda part: feed_back(*part), parts))
 
 
 def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Tensor:  # -> (m, b)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from spinstep.problem import BinaryLeastSquares, PatchLeastSquares
-from spinstep.solvers._kernels import HAS_NUMBA, Backend, flip_
+from spinstep.solvers._kernels import HAS_NUMBA, Backend, can_feed_back, feed_back_, flip_
 from spinstep.solvers.base import Solution, Solver, derive_seed
 
 SMALL_FAN_IN = 32
+_Block = tuple[Tensor, Tensor]
 CACHED = 2**20  # spins set together, so that they are still in the cache when they move the weights
 
 
@@ -75,7 +76,7 @@ class BlockDescentSolver(Solver):
         R = problem.V.clone().T
         G = R.new_zeros(problem.num_units, problem.num_spins)
         if block > 1:
-            z, g = _error_feedback(problem, G, R, block)
+            z, g = self._error_feedback(problem, G, R, block)
             R.addmm_(g, z.T, alpha=-1)
             sweeps -= 1
         self._descend(problem, G, R, sweeps)
@@ -92,7 +93,7 @@ class BlockDescentSolver(Solver):
         once = isinstance(problem, PatchLeastSquares)  # or patches would be unfolded again for every part
         for units in problem.units(problem.num_units if once else max(1, CACHED // problem.num_spins)):
             G = units.V.new_empty(units.num_units, units.num_spins + 16)[:, :-16]  # no stride of 4096 bytes
-            _error_feedback(units, G, units.V.clone().T, block)
+            self._error_feedback(units, G, units.V.clone().T, block)
             yield G
 
     def _effort(self, problem: BinaryLeastSquares) -> tuple[int, int, int]:
@@ -100,7 +101,7 @@ class BlockDescentSolver(Solver):
         n = problem.num_spins
         sweeps = self.num_sweeps or (8 if n <= SMALL_FAN_IN else 1)
         reads = self.num_reads or (8 if n <= SMALL_FAN_IN else 1)
-        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(n)
+        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(*problem.shape)
         return sweeps, reads, self.block_size or block
 
     def _best_of(self, problem: BinaryLeastSquares, reads: int, sweeps: int, seed: int) -> Solution:
@@ -117,6 +118,26 @@ class BlockDescentSolver(Solver):
         spins = G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
         return Solution(spins.T, energy + problem.offset)
 
+    def _error_feedback(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, size: int) -> _Block:
+        """Spins from zero, a block at once, each block knowing the error of those before it.
+
+        ``G`` (m, n) receives the spins. ``R`` (m, r) becomes the residual of all blocks but the last, which
+        is returned: its ``Z`` and its spins. Few rows are one block, whose spins know of each other.
+        """
+        at_rest = problem.H is not None and not problem.V.sum() and not problem.V.any()
+        if at_rest and problem.H is not None and not self.block_size and can_feed_back(R, self.backend):
+            feed_back_(problem.H.T, problem.Z, G)
+            return problem.Z, G
+        one, last = G.new_ones(()), None
+        for own, z, h in problem.blocks(size):
+            if last is not None:
+                R.addmm_(last[1], last[0].T, alpha=-1)
+            g = G[:, own]
+            field = h if at_rest and h is not None and last is None else _fields(R, z, h, out=g)
+            last = z, torch.copysign(one, field, out=g)  # a tie may fall either way
+        assert last is not None
+        return last
+
     def _descend(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, sweeps: int) -> None:
         """Set spin after spin to the sign of its field; ``G`` (m, n) and residual ``R`` (m, r) change."""
         blocks = [(z.T @ z, z, h, G[:, own]) for own, z, h in problem.blocks(32)] if sweeps else []
@@ -128,24 +149,6 @@ class BlockDescentSolver(Solver):
 # All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
 
 
-def _error_feedback(problem: BinaryLeastSquares, G: Tensor, R: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Spins from zero, a block at once, each block knowing the error of those before it.
-
-    ``G`` (m, n) receives the spins. ``R`` (m, r) becomes the residual of all blocks but the last, which is
-    returned: its ``Z`` and its spins.
-    """
-    one, last = G.new_ones(()), None
-    at_rest = problem.H is not None and not problem.V.sum() and not problem.V.any()
-    for own, z, h in problem.blocks(size):
-        if last is not None:
-            R.addmm_(last[1], last[0].T, alpha=-1)
-        g = G[:, own]
-        field = h if at_rest and h is not None and last is None else _fields(R, z, h, out=g)
-        last = z, torch.copysign(one, field, out=g)  # a tie may fall either way
-    assert last is not None
-    return last
-
-
 def _fields(R: Tensor, z: Tensor, h: Tensor | None, out: Tensor | None = None) -> Tensor:  # (m, b)
     return torch.mm(R, z, out=out) if h is None else torch.addmm(h, R, z, out=out)
 
@@ -155,9 +158,9 @@ def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,
     return energy if problem.H is None else energy - 2 * (problem.H.T * G).sum(1)
 
 
-def _block_size(n: int) -> int:
-    """A third of the inputs, in whole vector registers: larger blocks are faster, smaller ones finer."""
-    return 16 * -(-n // 48)
+def _block_size(r: int, n: int) -> int:
+    """A third of the inputs, in whole vector registers: larger is faster, finer cheap with few rows."""
+    return 32 if r <= 32 else 16 * -(-n // 48)
 
 
 def _compression_pays(problem: BinaryLeastSquares, sweeps: int) -> bool:

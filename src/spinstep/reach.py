@@ -1,0 +1,76 @@
+"""How far spins reach: the scale of a target, what rows have in common, and the directions that lead."""
+
+import torch
+from torch import Tensor
+
+from spinstep.patches import Patches
+
+ROUNDING = 1e-6  # of the largest root mean square in the layer
+SAMPLE = 128  # rows that stand for all
+AUTO = 0.35  # the target of a row that has nothing in common with others
+
+
+def reachable_target(grad: Tensor, target_rms: float | Tensor | None) -> Tensor:  # (r, m) -> (r, m)
+    """Scale each unit's gradient over the batch to a root mean square of ``target_rms``.
+
+    A mean-reduced loss has gradients far smaller than what ``Z G`` can be, and the nearest spins to a
+    target near zero do nothing. ``None`` leaves the gradient alone, which is the paper. A gradient that
+    is zero, or but the rounding error of a zero (equal weights to both classes, say), has a zero target.
+    """
+    if target_rms is None:
+        return grad
+    rms = grad.square().mean(0).sqrt_()
+    largest = rms.max()
+    if largest < torch.finfo(grad.dtype).tiny ** 0.4 and (peak := grad.abs().max()) > 0:
+        return reachable_target(grad / peak, target_rms)  # squares had underflowed
+    return grad * torch.where(rms > ROUNDING * largest, target_rms / rms, 0)
+
+
+def suitable_target(gram: Tensor, count: int) -> Tensor:
+    """A ``target_rms`` by how much ``count`` rows have in common, of some of which ``gram`` has the products.
+
+    What rows ask for is mostly noise to the inputs, so ``N`` rows that resemble each other reach but
+    ``1/√N`` of it. They get ``√N`` times the target of a row that stands alone.
+    """
+    return AUTO * overlap(gram, count).sqrt()
+
+
+def sampled(x: Tensor | Patches) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
+    """Some rows, as strong together as all, and their products with each other."""
+    some = next(part for part in x.chunks(16 * SAMPLE) if len(part)) if isinstance(x, Patches) else x
+    rows = some[:: -(-len(some) // SAMPLE)] if len(some) > SAMPLE else some
+    rows = rows if len(rows) == len(x) else rows * (len(x) / len(rows)) ** 0.5
+    return rows, rows @ rows.T
+
+
+def overlap(gram: Tensor, count: int) -> Tensor:
+    """With how many of ``count`` rows a row shares its inputs, itself included: a sum of squared cosines.
+
+    Example:
+        >>> overlap(torch.eye(8), 8), overlap(torch.ones(8, 8), 8), overlap(torch.ones(8, 8), 800)
+        (tensor(1.), tensor(8.), tensor(800.))
+    """
+    own, all_ = gram.diagonal(), gram.square().sum()
+    squares = own.square().sum()
+    others = (all_ - squares) / max(1, len(gram) * (len(gram) - 1))
+    norm = own.mean().square()
+    return (squares / len(gram) + (count - 1) * others) / norm.clamp_(min=torch.finfo(norm.dtype).tiny)
+
+
+def leading(rows: Tensor, gram: Tensor, rank: int) -> Tensor:  # (s, n) -> (at most rank, n)
+    """Few rows ``L`` in place of many: ``LᵀL`` has the leading directions of ``rowsᵀ rows``.
+
+    Found by subspace iteration, which starts at rows of the batch, so that it needs no random numbers.
+
+    Example:
+        >>> rows = torch.tensor([[3.0, 0.0], [4.0, 0.0], [0.0, 0.1]])
+        >>> leading(rows, rows @ rows.T, 1).abs()
+        tensor([[5., 0.]])
+    """
+    rank = min(rank, rows.shape[1])
+    if len(rows) <= rank:
+        return rows
+    directions = gram[:, :: len(rows) // rank][:, :rank]
+    directions = gram @ torch.linalg.qr(directions)[0]
+    found: Tensor = torch.linalg.qr(directions)[0].T @ rows
+    return found
