@@ -154,16 +154,20 @@ class QPSBGD(Optimizer):
 
     def _layers(self) -> list["_Layer"]:
         """Every weight that trains, with its record."""
+        layers = self._recorded()
+        for layer in layers:
+            if not layer.records or not len(layer.records[0].x):
+                raise RuntimeError(_missing(layer.name, empty=bool(layer.records)))
+        return layers
+
+    def _recorded(self) -> list["_Layer"]:
         layers = []
         for group in self.param_groups:
             for i, weight in enumerate(group["params"]):
                 if weight.requires_grad:
                     record = record_of(weight)
                     records = record.layers() if record is not None else []
-                    name = _name(group, i)
-                    if not records or not len(records[0].x):
-                        raise RuntimeError(_missing(name, empty=bool(records)))
-                    layers.append(_Layer(name, group, weight, records))
+                    layers.append(_Layer(_name(group, i), group, weight, records))
         return layers
 
     def _finite(self, layers: list["_Layer"]) -> bool:
