@@ -1,10 +1,12 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from workers import run_workers
 
 from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
-from spinstep.distributed import DistributedQPSBGD, data_parallel
+from spinstep.distributed import Checkpoint, DistributedQPSBGD, data_parallel
 from spinstep.distributed.bits import majority, pack, packed_size, unpack
 from spinstep.solvers import BlockDescentSolver
 
@@ -108,3 +110,204 @@ def test_vote_moves_every_weight_the_way_of_the_majority(tmp_path):
     for name, start in weights(mlp()).items():
         expected = start - 1e-2 * sum(b[name] for b in ballots).sign()
         torch.testing.assert_close(states[0][name], expected)
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = BinaryConv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.second = BinaryConv2d(6, 8, 3, stride=2, groups=2)
+        self.head = BinaryLinear(8 * 9, 10)
+
+    def forward(self, x):
+        x = nn.functional.hardtanh(self.norm(self.first(x)))
+        return self.head(nn.functional.hardtanh(self.second(x)).flatten(1))
+
+
+def train_uneven(rank, size, reduction):
+    """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch that leaves a worker without rows."""
+    torch.manual_seed(rank)
+    model = Convolutional()
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.5)
+    replica = data_parallel(model)
+    adam = torch.optim.Adam(real_parameters(model), lr=1e-2)
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(11, 1, 8, 8, generator=generator), torch.randint(10, (11,), generator=generator)
+    for batches in ((torch.arange(7), torch.arange(7, 11)), (torch.arange(2), torch.arange(2, 4))):
+        optimizer.zero_grad()
+        adam.zero_grad()
+        for batch in batches:  # accumulated
+            own = batch.tensor_split(size)[rank]
+            replica.train(len(own) > 0)  # BatchNorm has no statistics of nothing
+            model.first.train(), model.second.train(), model.head.train()
+            loss = nn.functional.cross_entropy(replica(x[own]), y[own], reduction="sum")
+            (loss / max(1, len(own))).backward()
+        optimizer.step()
+        adam.step()
+    own = weights(model) | {"norm": model.norm.weight.detach()}
+    assert all(weight.grad is None for _, weight in binary_parameters(model))
+    return own
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):
+    states = run_workers(train_uneven, 3, tmp_path, reduction)
+    assert same(states)
+    torch.manual_seed(0)
+    start = Convolutional()
+    for name, weight in weights(start).items():
+        assert not torch.equal(weight, states[0][name])
+    assert not torch.equal(start.norm.weight, states[0]["norm"])
+
+
+def ask_for_trouble(rank, size, reduction, trouble):
+    """What each worker is told when one of them has no record, or not a number."""
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    x, y = digits(12)
+    if trouble == "nan" and rank == 1:
+        x[4] = torch.nan
+    try:
+        if not (trouble == "no backward pass" and rank == 1):
+            own = slice(4 * rank, 4 * rank + 4)
+            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    except (RuntimeError, FloatingPointError) as error:
+        return {"error": str(error), "moved": not same([weights(model), weights(mlp())])}
+    return {"error": "", "moved": True}
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+@pytest.mark.parametrize(
+    ("trouble", "expected"), [("nan", "not finite"), ("no backward pass", "workers [1]")]
+)
+def test_trouble_on_one_worker_is_an_error_on_all_and_moves_nothing(tmp_path, reduction, trouble, expected):
+    for told in run_workers(ask_for_trouble, 2, tmp_path, reduction, trouble):
+        assert expected in told["error"]
+        assert not told["moved"]
+
+
+def test_a_unit_without_gradient_anywhere_rests_and_one_with_gradient_somewhere_moves(tmp_path):
+    start, state = weights(mlp())["4.weight"], run_workers(vote_on_some_units, 3, tmp_path)[0]["4.weight"]
+    moved = (start != state).all(1)
+    assert moved.tolist() == [True, False, True] + [False] * 7
+
+
+def vote_on_some_units(rank, size):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")
+    x, _ = digits(12)
+    out = model(x[4 * rank : 4 * rank + 4])
+    (out[:, 0] if rank else out[:, 0] + out[:, 2]).square().sum().backward()
+    optimizer.step()
+    return weights(model)
+
+
+class Inverted(BlockDescentSolver):
+    """An adversary: the opposite of what its rows ask for."""
+
+    def stream(self, problems, *, seed=0):
+        return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
+
+
+class Random(BlockDescentSolver):
+    """An adversary: noise."""
+
+    def stream(self, problems, *, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(problem.num_units, problem.num_spins) for problem in problems]
+        return [[torch.randint(2, shape, generator=generator) * 2.0 - 1] for shape in shapes]
+
+
+def train_among_liars(rank, size, liars):
+    model = mlp()
+    solver = liars.get(rank, BlockDescentSolver)()
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", solver=solver)
+    x, y = digits(500)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(60):
+            own = (torch.arange(100) + 100 * (step % 5)).tensor_split(size)[rank]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+            optimizer.step()
+    accuracy = (model(x).argmax(1) == y).float().mean().item()
+    told = [str(w.message) for w in caught if w.category is RuntimeWarning]
+    return {"suspects": optimizer.suspects, "accuracy": accuracy, "told": told, **weights(model)}
+
+
+@pytest.mark.parametrize("liar", [Inverted, Random])
+def test_a_liar_is_outvoted_and_reported_once_and_nobody_else_is(tmp_path, liar):
+    states = run_workers(train_among_liars, 5, tmp_path, {3: liar})
+    told = [state.pop("told") for state in states]
+    assert [len(messages) for messages in told] == [1, 0, 0, 0, 0]
+    assert "worker 3" in told[0][0]
+    for state in states:
+        assert state.pop("suspects") == [3]
+        assert state.pop("accuracy") > 0.6
+    assert same(states)
+
+
+def interrupted(rank, size, folder, reduction, steps, every):
+    """Train ``steps`` steps from the last checkpoint, with one every ``every`` steps."""
+    model = mlp(seed=rank)
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.9)
+    checkpoint = Checkpoint(folder, model=model, optimizer=optimizer)
+    x, y = digits(480)
+    for step in range(checkpoint.load(), steps):
+        own = (torch.arange(48) + 48 * (step % 10)).tensor_split(size)[rank]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+        if (step + 1) % every == 0:
+            checkpoint.save(step + 1)
+    return weights(model)
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+def test_a_run_that_goes_on_from_a_checkpoint_equals_one_that_never_stopped(tmp_path, reduction):
+    whole = run_workers(interrupted, 2, tmp_path, tmp_path / "whole", reduction, 10, 100)
+    run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 7, 4)  # steps 4 to 6 are lost
+    (tmp_path / "parts" / ".step-000000006").mkdir()  # as if it had died while writing
+    resumed = run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 10, 4)
+    assert same(whole + resumed)
+    assert [path.name for path in (tmp_path / "parts").glob("step-*")] == ["step-000000008"]
+
+
+def test_a_checkpoint_of_other_objects_is_refused(tmp_path):
+    run_workers(interrupted, 1, tmp_path, tmp_path / "run", "gather", 1, 1)
+    (told,) = run_workers(load_as_something_else, 1, tmp_path, tmp_path / "run")
+    assert "holds ['model', 'optimizer'], expected ['network']" in told["error"]
+
+
+def load_as_something_else(rank, size, folder):
+    try:
+        Checkpoint(folder, network=mlp()).load()
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+def test_without_a_process_group_the_error_says_how_to_start_one():
+    with pytest.raises(RuntimeError, match="torchrun"):
+        DistributedQPSBGD(binary_parameters(mlp()))
+
+
+def count_bytes(rank, size, reduction):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    x, y = digits(60)
+    own = torch.arange(60).tensor_split(size)[rank]
+    for _ in range(3):
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    return {"bytes": optimizer.wire.sent / 3}
+
+
+def test_a_vote_sends_two_bits_for_a_weight_and_gather_the_rows(tmp_path):
+    count = sum(weight.numel() for _, weight in binary_parameters(mlp()))
+    for told in run_workers(count_bytes, 4, tmp_path, "vote"):
+        assert 3 / 4 * 2 * count / 8 <= told["bytes"] <= 3 / 4 * 2 * count / 8 + 3 * (16 + 25 + 24 * 3 + 8)
+    rows = 15 * 4 * (48 + 100 + 100 + 60 + 60 + 10)
+    for told in run_workers(count_bytes, 4, tmp_path, "gather"):
+        assert 3 * (rows + count / 8 / 4) <= told["bytes"] <= 3 * (rows + count / 8)

@@ -1,6 +1,7 @@
 """Many machines: training steps on a process group of torch, and solvers on a Ray cluster."""
 
+from spinstep.distributed.checkpoint import Checkpoint
 from spinstep.distributed.optim import DistributedQPSBGD, data_parallel
 from spinstep.distributed.wire import Wire
 
-__all__ = ["DistributedQPSBGD", "Wire", "data_parallel"]
+__all__ = ["Checkpoint", "DistributedQPSBGD", "Wire", "data_parallel"]

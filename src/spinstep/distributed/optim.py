@@ -64,6 +64,15 @@ class DistributedQPSBGD(QPSBGD):
             for weight in own["params"]:
                 self.wire.broadcast_(weight.detach())
 
+    @property
+    def votes(self) -> bool:
+        return isinstance(self.reduction, Vote)
+
+    @property
+    def suspects(self) -> list[int]:
+        """Workers whose votes look inverted or random; see :class:`~spinstep.distributed.trust.Trust`."""
+        return self.reduction.trust.suspects() if isinstance(self.reduction, Vote) else []
+
     def _layers(self) -> list[_Layer]:
         layers = self._recorded()
         rows = self.wire.all_gather(_sizes(layers)).tolist()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from spinstep.distributed.bits import majority, pack, packed_size, unpack
 from spinstep.distributed.reduction import Reduction, Rows
+from spinstep.distributed.trust import Trust, agreement
 from spinstep.distributed.wire import Wire
 from spinstep.patches import Patches
 from spinstep.problem import BinaryLeastSquares
@@ -30,6 +31,8 @@ class Vote(Reduction):
     def __init__(self, inner: Solver, wire: Wire) -> None:
         super().__init__(inner, wire)
         self.resting: list[Tensor | None] = []
+        self.trust = Trust(wire.size, report=wire.rank == 0)
+        self._seen = torch.full((wire.size,), torch.nan)  # agreement in the last step, told with the next
 
     def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
         voting = self._voting(problems)
@@ -40,19 +43,22 @@ class Vote(Reduction):
         votes = unpack(received.flatten(), 8 * received.numel(), torch.int8).view(self.wire.size, 8 * share)
         if not voting.all():
             votes = votes * self._weights(problems, voting, share)
+        self._seen = agreement(votes, seed)
         outcome = majority(votes, derive_seed(seed, self.wire.rank))
         packed = self.wire.all_gather(pack(outcome)).flatten()
         return [[part] for part in self._parts(problems, packed, voting)]
 
     def _voting(self, problems: Sequence[BinaryLeastSquares]) -> Tensor:  # (workers, units of all problems)
-        """Who votes on which units."""
+        """Who votes on which units; with it goes what each worker saw of the others in the last step."""
         voting = [torch.ones(p.num_units, device=p.V.device) for p in problems]
         for mask, resting in zip(voting, self.resting, strict=True):
             if resting is not None:
                 mask[resting] = -1
         self.resting = []
         own = torch.cat(voting)
-        packed = self.wire.all_gather(pack(own))
+        told = self.wire.all_gather(torch.cat([self._seen.to(own).view(torch.uint8), pack(own)]))
+        seen, packed = told.split([4 * self.wire.size, packed_size(len(own))], 1)
+        self.trust.update(seen.contiguous().view(torch.float32))
         return torch.stack([unpack(row, len(own)) > 0 for row in packed])
 
     def _weights(self, problems: Sequence[BinaryLeastSquares], voting: Tensor, share: int) -> Tensor:
@@ -87,4 +93,6 @@ def _zeros(record: LayerRecord) -> LayerRecord:
     if isinstance(record.x, Patches):
         one = replace(record.x, images=[record.x.images[0].new_zeros(1, *record.x.images[0].shape[1:])])
         return LayerRecord(one, record.grad.new_zeros(len(one), record.grad.shape[1]))
-    return LayerRecord(record.x.new_zeros(1, record.x.shape[1]), record.grad.new_zeros(1, record.grad.shape[1]))
+    return LayerRecord(
+        record.x.new_zeros(1, record.x.shape[1]), record.grad.new_zeros(1, record.grad.shape[1])
+    )

@@ -41,3 +41,6 @@ class Wire:
     def broadcast_(self, tensor: Tensor) -> None:
         """Make ``tensor`` what it is on the first worker; not counted, it happens once."""
         dist.broadcast(tensor, group=self.group, group_src=0)
+
+    def barrier(self) -> None:
+        dist.barrier(self.group)
