@@ -1,3 +1,4 @@
+import itertools
 import warnings
 
 import pytest
@@ -20,7 +21,7 @@ def digits(count):
 def mlp(seed=0, widths=(48, 100, 60, 10)):
     torch.manual_seed(seed)
     layers = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in itertools.pairwise(widths):
         layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
     return nn.Sequential(*layers[:-1])
 
@@ -126,7 +127,7 @@ class Convolutional(nn.Module):
 
 
 def train_uneven(rank, size, reduction):
-    """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch that leaves a worker without rows."""
+    """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch with no row for a worker."""
     torch.manual_seed(rank)
     model = Convolutional()
     optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.5)

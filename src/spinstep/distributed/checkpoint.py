@@ -23,9 +23,9 @@ class Checkpoint:
     """The last checkpoint of a run, in a folder that all workers can reach.
 
     ``torchrun --max-restarts=3`` starts all workers anew when one dies. They make the same objects, call
-    :meth:`load`, and go on from the step that it returns. If the rows of a batch follow from the step, as from
-    ``torch.randperm(n, generator=torch.Generator().manual_seed(epoch))``, and the solver repeats itself,
-    the run ends with the weights of one that nothing happened to.
+    :meth:`load`, and go on from the step that it returns. If the rows of a batch follow from the step, as
+    from ``torch.randperm(n, generator=torch.Generator().manual_seed(epoch))``, and the solver repeats
+    itself, the run ends with the weights of one that nothing happened to.
 
     The first worker writes what all have in common; of an optimizer that votes, every worker writes its own
     momentum. A checkpoint appears under its name when it is complete; before that, the last one stays.

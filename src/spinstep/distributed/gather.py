@@ -93,7 +93,8 @@ def _padded(parts: list[Tensor], length: int, like: Tensor) -> Tensor:
 
 
 def _split(joined: Tensor, lengths: list[int]) -> Sequence[Tensor]:
-    return joined[: sum(lengths)].split(lengths)
+    parts: tuple[Tensor, ...] = joined[: sum(lengths)].split(lengths)
+    return parts
 
 
 def _unpacked(problem: BinaryLeastSquares, packed: Iterator[Tensor]) -> Iterator[Tensor]:

@@ -87,8 +87,8 @@ class DistributedQPSBGD(QPSBGD):
             seen = [worker[i] for worker in rows]
             if missing := [rank for rank, (x, _, _) in enumerate(seen) if x < 0]:
                 raise RuntimeError(
-                    f"{layer.name}: no backward pass has left a record on workers {missing}. Expected: the same "
-                    "backward passes on all workers; one that has run out of data makes its with no rows"
+                    f"{layer.name}: no backward pass has left a record on workers {missing}. Expected: the "
+                    "same backward passes on all workers; one that has run out of data makes its with no rows"
                 )
             if len({size for _, _, size in seen}) > 1:
                 raise RuntimeError(f"{layer.name}: inputs of workers differ in shape: {seen}")
@@ -104,8 +104,8 @@ class DistributedQPSBGD(QPSBGD):
             fine, error = False, found
         flags = self.wire.all_gather(torch.tensor([fine], device=layers[0].weight.device))[:, 0]
         if not flags.all() and self.on_nonfinite == "raise":
-            where = f"on workers {(~flags).nonzero()[:, 0].tolist()} the input or gradient of a layer is not finite"
-            raise error or FloatingPointError(where)
+            workers = (~flags).nonzero()[:, 0].tolist()
+            raise error or FloatingPointError(f"workers {workers}: a layer's input or gradient is not finite")
         return bool(flags.all())
 
     def _pose(self, layer: _Layer) -> tuple[list[BinaryLeastSquares], list[Tensor | None], Tensor | None]:
@@ -120,7 +120,7 @@ class DistributedQPSBGD(QPSBGD):
 
 
 def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
-    """``DistributedDataParallel`` for the real-valued parameters of a model, leaving the binary weights alone.
+    """``DistributedDataParallel`` for the real-valued parameters of a model, not for its binary weights.
 
     Without it, DDP would send 32 bits for every binary weight, whose gradient nobody needs.
 

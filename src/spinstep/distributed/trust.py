@@ -51,8 +51,8 @@ class Trust:
             if self.report and rank not in self._reported:
                 warnings.warn(
                     f"worker {rank} votes with the others on {self.agreement[rank]:.1%} of the weights, the "
-                    f"median worker on {self.agreement.median():.1%}: its bits look inverted or random. It is "
-                    "outvoted; check its data and its machine",
+                    f"median worker on {self.agreement.median():.1%}: its bits look inverted or random. It "
+                    "is outvoted; check its data and its machine",
                     RuntimeWarning,
                     stacklevel=2,
                 )
