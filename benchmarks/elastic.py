@@ -73,6 +73,8 @@ def launch(folder: Path, *fate: object) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
     command += ["--max-restarts=1", __file__, "--worker", str(folder), *map(str, fate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # Or workers that are started again find the addresses of the dead in the store (torch 2.13, gloo).
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ended.returncode:
         raise RuntimeError(f"torchrun ended with {ended.returncode}:\n{ended.stderr}")

@@ -27,7 +27,8 @@ class RaySolver(Solver):
         num_workers: Number of actors. Default: one for each CPU of the cluster.
         units: Units in a task.
         address: Of a Ray cluster; ``None`` is the one already connected to, or one on this machine.
-        **options: Of the actors, as in ``ray.remote``: ``num_cpus=1``, ``resources=…``.
+        **options: Of the actors, as in ``ray.remote``. With ``num_cpus=1`` an actor keeps a CPU to itself,
+            and those beyond the CPUs there are never start; by default they share.
 
     Attributes:
         repeated: Tasks done once more because their actor died.
@@ -53,7 +54,7 @@ class RaySolver(Solver):
         ray = connect(address)
         self.make, self.units, self.repeated = make, units, 0
         self.num_workers = num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._actor = ray.remote(**{"num_cpus": 1, "max_restarts": 0, **options})(_Worker)
+        self._actor = ray.remote(**{"max_restarts": 0, **options})(_Worker)
         self._actors = [self._actor.remote(make) for _ in range(self.num_workers)]
 
     def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
@@ -155,11 +156,11 @@ def _in_one_thread(function: Callable[..., Answer], job: tuple[Any, ...]) -> Ans
 
 
 def connect(address: str | None = None) -> ModuleType:
-    """Ray, connected to a cluster: the one at ``address``, or one that is started on this machine."""
+    """Ray, connected to the cluster at ``address``, or as ``ray.init`` finds or starts one here."""
     try:
         import ray
     except ImportError:
         raise ImportError('a farm of solvers needs ray: pip install "spinstep[ray]"') from None
     if not ray.is_initialized():
-        ray.init(address=address or "local", include_dashboard=False, log_to_driver=False)
+        ray.init(address, include_dashboard=False, log_to_driver=False)
     return ray
