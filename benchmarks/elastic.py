@@ -26,7 +26,7 @@ WORKERS, STEPS, EVERY, BATCH = 4, 40, 5, 40
 
 
 def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
-    """One worker, started by torchrun."""
+    """One worker of a group; it dies ``delay`` seconds after the beginning of a step, if it is the victim."""
     import torch.distributed as dist
 
     from spinstep import BinaryLinear, binary_parameters
@@ -34,8 +34,7 @@ def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
     from spinstep.distributed import Checkpoint, DistributedQPSBGD
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, workers = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(
         BinaryLinear(784, 64), nn.Hardtanh(), BinaryLinear(64, 64), nn.Hardtanh(), BinaryLinear(64, 10)
@@ -51,14 +50,13 @@ def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
     for step in range(start, STEPS):
         if step == fatal_step and rank == victim and not (folder / "killed").exists():
             threading.Timer(delay, die, [folder]).start()
-        own = order[step * BATCH : (step + 1) * BATCH].tensor_split(WORKERS)[rank]
+        own = order[step * BATCH : (step + 1) * BATCH].tensor_split(workers)[rank]
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[own]), y[own]).backward()
         optimizer.step()
         if (step + 1) % EVERY == 0:
             checkpoint.save(step + 1)
     torch.save(model.state_dict(), folder / f"weights-{rank}.pt")
-    dist.destroy_process_group()
 
 
 def die(folder: Path) -> None:
@@ -66,11 +64,11 @@ def die(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(folder: Path, *fate: object) -> float:
+def launch(folder: Path, *fate: object, workers: int = WORKERS) -> float:
     """A run under torchrun; its seconds."""
     folder.mkdir(parents=True)
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     command += ["--max-restarts=1", __file__, "--worker", str(folder), *map(str, fate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # Or workers that are started again find the addresses of the dead in the store (torch 2.13, gloo).
@@ -82,7 +80,7 @@ def launch(folder: Path, *fate: object) -> float:
 
 
 def weights(folder: Path) -> list[dict[str, torch.Tensor]]:
-    return [torch.load(folder / f"weights-{rank}.pt", weights_only=True) for rank in range(WORKERS)]
+    return [torch.load(path, weights_only=True) for path in sorted(folder.glob("weights-*.pt"))]
 
 
 def main() -> None:
@@ -93,7 +91,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         folder, step, victim, delay = args.worker
-        return work(Path(folder), int(step), int(victim), float(delay))
+        torch.distributed.init_process_group("gloo")
+        work(Path(folder), int(step), int(victim), float(delay))
+        return torch.distributed.destroy_process_group()
 
     lines = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     with tempfile.TemporaryDirectory() as temporary:

@@ -2,6 +2,7 @@
 
 from spinstep.distributed.checkpoint import Checkpoint
 from spinstep.distributed.optim import DistributedQPSBGD, data_parallel
+from spinstep.distributed.ray import RaySolver
 from spinstep.distributed.wire import Wire
 
-__all__ = ["Checkpoint", "DistributedQPSBGD", "Wire", "data_parallel"]
+__all__ = ["Checkpoint", "DistributedQPSBGD", "RaySolver", "Wire", "data_parallel"]

@@ -137,7 +137,7 @@ def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
 def _sizes(layers: list[_Layer]) -> Tensor:  # (layers, 3)
     """Rows of ``x`` and ``grad``, and the size of a row of ``x``; -1 where there is no record."""
     sizes = [_size(layer.records[0]) if layer.records else (-1, -1, -1) for layer in layers]
-    return torch.tensor(sizes, device=layers[0].weight.device)
+    return torch.tensor(sizes, dtype=torch.int32, device=layers[0].weight.device)
 
 
 def _size(record: LayerRecord) -> tuple[int, int, int]:

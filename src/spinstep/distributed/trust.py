@@ -5,69 +5,77 @@ import warnings
 import torch
 from torch import Tensor
 
-WINDOW = 50
-SAMPLE = 2**14
+LOOKS = 5  # at a worker before it is judged
+MEMORY = 20  # looks, about
+SAMPLE = 2**14  # spins
 
 
 class Trust:
-    """How often each worker votes as the majority of the others do, over about the last 50 steps.
+    """How often each worker votes as the majority of the others do.
 
-    Random bits agree half of the time, inverted ones less, and workers that train on the same data more.
-    Each worker sees the votes that it counts, and the workers take the median of what they saw, so a
-    minority cannot slander.
+    Random bits agree half of the time, inverted ones less, and workers that train on the same data more. One
+    worker is looked at in each step. Everyone sees its votes on the weights that they count, and the
+    median of what they saw is believed, so a minority cannot slander.
 
     Args:
         size: Number of workers.
         report: Warn of suspects, once each.
 
     Attributes:
-        agreement: Of every worker, shape ``(workers,)``.
+        agreement: Of every worker, a running average, shape ``(workers,)``.
+        looks: How often each has been looked at.
     """
 
     def __init__(self, size: int, report: bool) -> None:
-        self.agreement = torch.full((size,), torch.nan)
+        self.agreement = torch.zeros(size)
+        self.looks = [0] * size
         self.report = report
-        self.steps = 0
+        self._steps = 0
         self._reported: set[int] = set()
 
+    @property
+    def next(self) -> int:
+        """The worker that is looked at in the next step."""
+        return self._steps % len(self.looks)
+
     def suspects(self) -> list[int]:
-        """Workers nearer to a coin than to the others; none before 50 steps or among fewer than three."""
-        if self.steps < WINDOW or len(self.agreement) < 3:
+        """Workers nearer to a coin than to the others; none before five looks or among fewer than three."""
+        if min(self.looks) < LOOKS or len(self.looks) < 3:
             return []
         middle = float(self.agreement.median())
         bar = min((0.5 + middle) / 2, middle - 0.01)
         return [rank for rank, own in enumerate(self.agreement.tolist()) if own < bar]
 
     def update(self, seen: Tensor) -> None:
-        """Take in what every worker saw of every other in a step, shape ``(workers, workers)``."""
-        now = seen.nanmedian(0).values.cpu()
-        known = ~now.isnan()  # not who abstained from everything
-        rate = max(1 / (self.steps + 1), 1 / WINDOW)
-        start = self.agreement.isnan() & known
-        self.agreement[start] = now[start]
-        self.agreement[known] += rate * (now - self.agreement)[known]
-        self.steps += 1
-        for rank in self.suspects():
-            if self.report and rank not in self._reported:
-                warnings.warn(
-                    f"worker {rank} votes with the others on {self.agreement[rank]:.1%} of the weights, the "
-                    f"median worker on {self.agreement.median():.1%}: its bits look inverted or random. It "
-                    "is outvoted; check its data and its machine",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                self._reported.add(rank)
+        """Take in what every worker saw of the one looked at, shape ``(workers,)``."""
+        rank = self.next
+        self._steps += 1
+        now = seen.nanmedian().cpu()
+        if now.isnan():  # it abstained, or its votes met no majority
+            return
+        self.looks[rank] += 1
+        self.agreement[rank] += (now - self.agreement[rank]) * max(1 / self.looks[rank], 1 / MEMORY)
+        for suspect in set(self.suspects()) - self._reported:
+            self._reported.add(suspect)
+            if self.report:
+                warnings.warn(self._message(suspect), RuntimeWarning, stacklevel=2)
+
+    def _message(self, suspect: int) -> str:
+        own, middle = float(self.agreement[suspect]), float(self.agreement.median())
+        return (
+            f"worker {suspect} votes with the others on {own:.1%} of the weights, the median worker on "
+            f"{middle:.1%}: its bits look inverted or random. It is outvoted; check its data and its machine"
+        )
 
 
-def agreement(votes: Tensor, start: int) -> Tensor:  # (workers, spins) -> (workers,)
-    """How often each worker's votes are those of the majority of the others, on some thousand spins.
+def agreement(votes: Tensor, rank: int, start: int) -> Tensor:  # (workers, spins) -> ()
+    """How often one worker's votes are those of the majority of the others, on some thousand spins.
 
     Example:
-        >>> agreement(torch.tensor([[1, 1], [1, 1], [-1, -1]]), start=0)
-        tensor([nan, nan, 0.])
+        >>> agreement(torch.tensor([[1, 1, -1], [1, 1, 1], [-1, 1, -1]]), rank=2, start=0)
+        tensor(0.5000)
     """
     first = start % max(1, votes.shape[1] - SAMPLE)
     sample = votes[:, first : first + SAMPLE].int()
-    others = (sample.sum(0) - sample).sign()
-    compared = (others * sample != 0).sum(1)
-    return (others * sample > 0).sum(1) / compared
+    together = sample[rank] * (sample.sum(0) - sample[rank]).sign()
+    return (together > 0).sum() / (together != 0).sum()

@@ -32,7 +32,6 @@ class Vote(Reduction):
         super().__init__(inner, wire)
         self.resting: list[Tensor | None] = []
         self.trust = Trust(wire.size, report=wire.rank == 0)
-        self._seen = torch.full((wire.size,), torch.nan)  # agreement in the last step, told with the next
 
     def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
         voting = self._voting(problems)
@@ -43,23 +42,21 @@ class Vote(Reduction):
         votes = unpack(received.flatten(), 8 * received.numel(), torch.int8).view(self.wire.size, 8 * share)
         if not voting.all():
             votes = votes * self._weights(problems, voting, share)
-        self._seen = agreement(votes, seed)
-        outcome = majority(votes, derive_seed(seed, self.wire.rank))
-        packed = self.wire.all_gather(pack(outcome)).flatten()
-        return [[part] for part in self._parts(problems, packed, voting)]
+        outcome = pack(majority(votes, derive_seed(seed, self.wire.rank)))
+        seen = agreement(votes, self.trust.next, seed).view(1).view(torch.uint8)
+        outcomes, seen = self.wire.all_gather(torch.cat([outcome, seen])).split([share, 4], 1)
+        self.trust.update(seen.contiguous().view(torch.float32)[:, 0])
+        return [[part] for part in self._parts(problems, outcomes.flatten(), voting)]
 
     def _voting(self, problems: Sequence[BinaryLeastSquares]) -> Tensor:  # (workers, units of all problems)
-        """Who votes on which units; with it goes what each worker saw of the others in the last step."""
+        """Who votes on which units."""
         voting = [torch.ones(p.num_units, device=p.V.device) for p in problems]
-        for mask, resting in zip(voting, self.resting, strict=True):
+        for mask, resting in zip(voting, self.resting or [None] * len(voting), strict=True):
             if resting is not None:
                 mask[resting] = -1
         self.resting = []
         own = torch.cat(voting)
-        told = self.wire.all_gather(torch.cat([self._seen.to(own).view(torch.uint8), pack(own)]))
-        seen, packed = told.split([4 * self.wire.size, packed_size(len(own))], 1)
-        self.trust.update(seen.contiguous().view(torch.float32))
-        return torch.stack([unpack(row, len(own)) > 0 for row in packed])
+        return torch.stack([unpack(row, len(own)) > 0 for row in self.wire.all_gather(pack(own))])
 
     def _weights(self, problems: Sequence[BinaryLeastSquares], voting: Tensor, share: int) -> Tensor:
         """Zero for who abstains, for the spins that this worker counts, shape ``(workers, spins)``."""
