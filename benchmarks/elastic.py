@@ -93,7 +93,8 @@ def main() -> None:
         folder, step, victim, delay = args.worker
         torch.distributed.init_process_group("gloo")
         work(Path(folder), int(step), int(victim), float(delay))
-        return torch.distributed.destroy_process_group()
+        torch.distributed.destroy_process_group()
+        return
 
     lines = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     with tempfile.TemporaryDirectory() as temporary:
