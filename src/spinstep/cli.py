@@ -55,7 +55,13 @@ def _add_paper(commands: Any) -> None:
     run.add_argument("--seeds", type=int, metavar="N", help="number of seeds of the final runs")
     run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
     run.add_argument("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="%(default)s")
-    run.add_argument("--workers", type=int, metavar="N", help="processes side by side; default: all cores")
+    run.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help='processes side by side, or "ray" for the CPUs of a Ray cluster; default: all cores',
+    )
+    run.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster; default: on this machine")
     run.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")
     run.set_defaults(command=_run)
 
@@ -128,6 +134,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _workers(text: str) -> int | str:
+    if text != "ray" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f'expected a number or "ray", got {text!r}')
+    return text if text == "ray" else int(text)
+
+
 def _widths(text: str) -> list[int]:
     widths = [_count(part) for part in text.split("-")]
     if len(widths) < 2:
@@ -161,9 +173,12 @@ def _run(args: argparse.Namespace) -> None:
     folder = args.out / "quick" if args.quick else args.out
     folder = folder / f"solver-{args.solver}" if args.solver else folder
     options = {"quick": args.quick, "seeds": args.seeds, "solver": args.solver, "workers": args.workers}
+    if args.address and args.workers != "ray":
+        raise ValueError("--address is that of a Ray cluster: add --workers ray")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
     for name in names:
-        lab = Lab(name, EXPERIMENTS[name], folder, **options, tensorboard=args.tensorboard)
+        options |= {"address": args.address, "tensorboard": args.tensorboard}
+        lab = Lab(name, EXPERIMENTS[name], folder, **options)
         _run_and_print(lab)
 
 

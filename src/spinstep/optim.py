@@ -142,8 +142,7 @@ class QPSBGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with what the solver wants kept, such as a QPU's ledger."""
-        own = self.solver.state_dict()
-        return super().state_dict() | ({"solver": own} if own else {})
+        return super().state_dict() | ({"solver": own} if (own := self.solver.state_dict()) else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "solver"})
@@ -151,17 +150,20 @@ class QPSBGD(Optimizer):
             self.solver.load_state_dict(state_dict["solver"])
 
     def _layers(self) -> list["_Layer"]:
-        """Every weight that trains, with its record."""
+        layers = self._recorded()
+        for layer in layers:
+            if not layer.records or not len(layer.records[0].x):
+                raise RuntimeError(_missing(layer.name, empty=bool(layer.records)))
+        return layers
+
+    def _recorded(self) -> list["_Layer"]:
+        """Every weight that trains, with its records, if it has any."""
         layers = []
         for group in self.param_groups:
             for i, weight in enumerate(group["params"]):
                 if weight.requires_grad:
-                    record = record_of(weight)
-                    records = record.layers() if record is not None else []
-                    name = _name(group, i)
-                    if not records or not len(records[0].x):
-                        raise RuntimeError(_missing(name, empty=bool(records)))
-                    layers.append(_Layer(name, group, weight, records))
+                    records = record.layers() if (record := record_of(weight)) is not None else []
+                    layers.append(_Layer(_name(group, i), group, weight, records))
         return layers
 
     def _finite(self, layers: list["_Layer"]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -73,7 +73,8 @@ class Lab:
         quick: Small sizes, to see that everything works; never a result.
         seeds: Seeds of the final runs, in place of the experiment's own number.
         solver: Name of a solver for QP-SBGD, in place of the experiment's own.
-        workers: Processes side by side; 0 computes in this one.
+        workers: Processes side by side; 0 computes in this one, "ray" on a Ray cluster.
+        address: Of the Ray cluster; by default one that is started on this machine.
         tensorboard: Also write finished runs for TensorBoard.
     """
 
@@ -86,13 +87,14 @@ class Lab:
         quick: bool = False,
         seeds: int | None = None,
         solver: str | None = None,
-        workers: int | None = None,
+        workers: int | Literal["ray"] | None = None,
+        address: str | None = None,
         tensorboard: bool = False,
     ) -> None:
         self.name, self.experiment, self.folder = name, experiment, Path(folder)
         self.quick, self.seeds, self.solver = quick, seeds, solver
         self.workers = (os.cpu_count() or 1) if workers is None else workers
-        self.tensorboard = tensorboard
+        self.address, self.tensorboard = address, tensorboard
         self.path = self.folder / f"{name}.jsonl"
         self.finished = {_key(line.job): line for line in read_lines(self.path)}
 
@@ -115,9 +117,14 @@ class Lab:
         return [self.finished[_key(job)] for job in jobs]
 
     def _compute(self, jobs: list[Job]) -> Iterator[Line]:
-        if self.workers == 0 or len(jobs) <= 1:
+        if self.workers == 0 or (len(jobs) <= 1 and self.workers != "ray"):
             with _one_thread():
                 yield from (_timed(self.experiment, job) for job in jobs)
+            return
+        if self.workers == "ray":
+            from spinstep.distributed.ray import results
+
+            yield from results(_timed, [(self.experiment, job) for job in jobs], self.address)
             return
         pool = _pool(self.workers)
         futures: list[Future[Line]] = [pool.submit(_timed, self.experiment, job) for job in jobs]

@@ -1,0 +1,75 @@
+"""MNIST on many workers: every one has its rows of each batch, and all take the same step in spins.
+
+    torchrun --nproc-per-node=4 examples/distributed_mnist.py --reduction vote
+
+A worker that dies takes a run down, and torchrun starts it again from the last checkpoint:
+
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1    # see docs/distributed.md
+    torchrun --nproc-per-node=4 --max-restarts=3 examples/distributed_mnist.py --checkpoint run
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spinstep import BinaryLinear, binary_parameters
+from spinstep.data import mnist
+from spinstep.distributed import Checkpoint, DistributedQPSBGD
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--reduction", choices=["gather", "vote"], default="gather")
+parser.add_argument("--batch", type=int, default=400, help="of all workers together")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument(
+    "--checkpoint", metavar="DIR", help="go on from here, and keep a checkpoint every 50 steps"
+)
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, workers = dist.get_rank(), dist.get_world_size()
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    BinaryLinear(784, 512), nn.Hardtanh(), BinaryLinear(512, 512), nn.Hardtanh(), BinaryLinear(512, 10)
+)
+optimizer = DistributedQPSBGD(
+    binary_parameters(model), lr=1e-2, target_rms=2, momentum=0.9, reduction=args.reduction
+)
+train, test = mnist("train"), mnist("test")
+unit = train.pixels().square().mean().sqrt()
+x, y = train.pixels() / unit, train.labels
+per_epoch = -(-len(x) // args.batch)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * per_epoch)
+first = 0
+if args.checkpoint:
+    checkpoint = Checkpoint(args.checkpoint, model=model, optimizer=optimizer, scheduler=scheduler)
+    first = checkpoint.load()
+
+begin = time.perf_counter()
+for step in range(first, args.epochs * per_epoch):
+    epoch, place = divmod(step, per_epoch)  # the rows of a step follow from its number alone
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
+    rows = order[place * args.batch : (place + 1) * args.batch].tensor_split(workers)[rank]
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    if args.checkpoint and (step + 1) % 50 == 0:
+        checkpoint.save(step + 1)
+    if rank == 0 and (step + 1) % 50 == 0:
+        rate = (step + 1 - first) / (time.perf_counter() - begin)
+        sent = optimizer.wire.sent / (step + 1 - first)
+        print(
+            f"step {step + 1}: loss {loss:.3f}, {rate:.1f} steps/s, {sent:,.0f} bytes sent a step", flush=True
+        )
+
+if rank == 0:
+    with torch.no_grad():
+        accuracy = (model(test.pixels() / unit).argmax(1) == test.labels).float().mean()
+    print(f"{args.reduction} on {workers} workers: test accuracy {accuracy:.4f}")
+dist.destroy_process_group()

@@ -1,0 +1,86 @@
+"""Who votes with the others: a worker that sends inverted or random bits stands out."""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+LOOKS = 5  # at a worker before it is judged
+MEMORY = 20  # looks, about
+SAMPLE = 2**14  # spins
+INFORMED = 0.53  # agreement of the median worker, below which nobody can be told from a coin
+
+
+class Trust:
+    """How often each worker votes as the majority of the others do.
+
+    Random bits agree half of the time, inverted ones less, and workers that train on the same data more. One
+    worker is looked at in each step. Everyone sees its votes on the weights that they count, and the
+    median of what they saw is believed, so a minority cannot slander.
+
+    Args:
+        size: Number of workers.
+        report: Warn of suspects, once each.
+
+    Attributes:
+        agreement: Of every worker, a running average, shape ``(workers,)``.
+        looks: How often each has been looked at.
+    """
+
+    def __init__(self, size: int, report: bool) -> None:
+        self.agreement = torch.zeros(size)
+        self.looks = [0] * size
+        self.report = report
+        self._steps = 0
+        self._reported: set[int] = set()
+
+    @property
+    def next(self) -> int:
+        """The worker that is looked at in the next step."""
+        return self._steps % len(self.looks)
+
+    def suspects(self) -> list[int]:
+        """Workers nearer to a coin than to the others.
+
+        None before five looks, among fewer than three, or where honest workers are hardly more than coins to
+        each other, as with few rows each and a small target.
+        """
+        middle = float(self.agreement.median())
+        if min(self.looks) < LOOKS or len(self.looks) < 3 or middle < INFORMED:
+            return []
+        bar = min((0.5 + middle) / 2, middle - 0.01)
+        return [rank for rank, own in enumerate(self.agreement.tolist()) if own < bar]
+
+    def update(self, seen: Tensor) -> None:
+        """Take in what every worker saw of the one looked at, shape ``(workers,)``."""
+        rank = self.next
+        self._steps += 1
+        now = seen.nanmedian().cpu()
+        if now.isnan():  # it abstained, or its votes met no majority
+            return
+        self.looks[rank] += 1
+        self.agreement[rank] += (now - self.agreement[rank]) * max(1 / self.looks[rank], 1 / MEMORY)
+        for suspect in set(self.suspects()) - self._reported:
+            self._reported.add(suspect)
+            if self.report:
+                warnings.warn(self._message(suspect), RuntimeWarning, stacklevel=2)
+
+    def _message(self, suspect: int) -> str:
+        own, middle = float(self.agreement[suspect]), float(self.agreement.median())
+        return (
+            f"worker {suspect} votes with the others on {own:.1%} of the weights, the median worker on "
+            f"{middle:.1%}: its bits look inverted or random. It is outvoted; check its data and its machine"
+        )
+
+
+def agreement(votes: Tensor, rank: int, start: int) -> Tensor:  # (workers, spins) -> ()
+    """How often one worker's votes are those of the majority of the others, on some thousand spins.
+
+    Example:
+        >>> agreement(torch.tensor([[1, 1, -1], [1, 1, 1], [-1, 1, -1]]), rank=2, start=0)
+        tensor(0.5000)
+    """
+    first = start % max(1, votes.shape[1] - SAMPLE)
+    sample = votes[:, first : first + SAMPLE].int()
+    together = sample[rank] * (sample.sum(0) - sample[rank]).sign()
+    return (together > 0).sum() / (together != 0).sum()

@@ -1,0 +1,362 @@
+import itertools
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from workers import run_workers
+
+from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
+from spinstep.distributed import Checkpoint, DistributedQPSBGD, Wire, data_parallel
+from spinstep.distributed.bits import majority, pack, packed_size, unpack
+from spinstep.solvers import BlockDescentSolver
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import elastic
+import vote_accuracy
+
+
+def digits(count):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 48, generator=generator)
+    return x, (x @ torch.randn(48, 10, generator=generator)).argmax(1)
+
+
+def mlp(seed=0, widths=(48, 100, 60, 10)):
+    torch.manual_seed(seed)
+    layers = []
+    for fan_in, fan_out in itertools.pairwise(widths):
+        layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def weights(model):
+    return {name: weight.detach().clone() for name, weight in binary_parameters(model)}
+
+
+def same(states):
+    return all(torch.equal(state[name], states[0][name]) for state in states for name in states[0])
+
+
+def test_bits_are_the_spins_that_were_packed():
+    for count in (1, 7, 8, 9, 1000):
+        spins = torch.randint(2, (count,), generator=torch.Generator().manual_seed(count)) * 2.0 - 1
+        assert len(pack(spins)) == packed_size(count)
+        assert torch.equal(unpack(pack(spins), count), spins)
+
+
+def test_a_majority_is_that_of_every_combination_of_votes_and_ties_are_even():
+    votes = torch.cartesian_prod(*[torch.tensor([-1, 0, 1])] * 5).T.to(torch.int8)
+    total = votes.sum(0)
+    outcome = majority(votes, seed=3)
+    assert torch.equal(outcome[total != 0], total.sign()[total != 0].to(torch.int8))
+    ties = majority(torch.tensor([[1], [-1]]).expand(2, 10_000), seed=5).float()
+    assert ties.abs().min() == 1
+    assert abs(ties.mean()) < 0.05
+
+
+def train_gather(rank, size, steps, micro):
+    """The batch in micro-batches of a fixed size, whoever computes them."""
+    model = mlp(seed=rank)  # the first worker's weights count
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, reduction="gather")
+    x, y = digits(480)
+    for step in range(steps):
+        batch = torch.arange(48) + 48 * (step % 10)
+        own = batch.tensor_split(size)[rank]
+        optimizer.zero_grad()
+        for rows in own.split(micro):
+            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            (loss * len(rows) / len(own)).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers_after_100_steps(tmp_path):
+    states = [s for size in (1, 2, 4) for s in run_workers(train_gather, size, tmp_path, 100, 12)]
+    assert same(states)
+
+
+def test_gather_is_one_machine_with_the_whole_batch(tmp_path):
+    (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48)
+    model = mlp()
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5)
+    x, y = digits(480)
+    for step in range(5):
+        batch = torch.arange(48) + 48 * (step % 10)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    for name, weight in weights(model).items():
+        assert (weight - shared[name]).abs().lt(1e-6).float().mean() > 0.999  # near-ties may round otherwise
+
+
+def vote_once(rank, size, momentum):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", momentum=momentum)
+    x, y = digits(50)
+    own = torch.arange(50).tensor_split(size)[rank]
+    nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+    optimizer.step()
+    return weights(model)
+
+
+def test_vote_moves_every_weight_the_way_of_the_majority(tmp_path):
+    states = run_workers(vote_once, 3, tmp_path, 0.0)
+    assert same(states)
+    x, y = digits(50)
+    ballots = []
+    for own in torch.arange(50).tensor_split(3):  # each worker alone
+        model = mlp()
+        optimizer = QPSBGD(binary_parameters(model), lr=1e-2, target_rms=2.0, momentum=0.0)
+        before = weights(model)
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+        ballots.append({name: (before[name] - w).sign() for name, w in weights(model).items()})
+    for name, start in weights(mlp()).items():
+        expected = start - 1e-2 * sum(b[name] for b in ballots).sign()
+        torch.testing.assert_close(states[0][name], expected)
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = BinaryConv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.second = BinaryConv2d(6, 8, 3, stride=2, groups=2)
+        self.head = BinaryLinear(8 * 9, 10)
+
+    def forward(self, x):
+        x = nn.functional.hardtanh(self.norm(self.first(x)))
+        return self.head(nn.functional.hardtanh(self.second(x)).flatten(1))
+
+
+def train_uneven(rank, size, reduction):
+    """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch with no row for a worker."""
+    torch.manual_seed(rank)
+    model = Convolutional()
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.5)
+    replica = data_parallel(model)
+    adam = torch.optim.Adam(real_parameters(model), lr=1e-2)
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(11, 1, 8, 8, generator=generator), torch.randint(10, (11,), generator=generator)
+    for batches in ((torch.arange(7), torch.arange(7, 11)), (torch.arange(2), torch.arange(2, 4))):
+        optimizer.zero_grad()
+        adam.zero_grad()
+        for batch in batches:  # accumulated
+            own = batch.tensor_split(size)[rank]
+            replica.train(len(own) > 0)  # BatchNorm has no statistics of nothing
+            model.first.train(), model.second.train(), model.head.train()
+            loss = nn.functional.cross_entropy(replica(x[own]), y[own], reduction="sum")
+            (loss / max(1, len(own))).backward()
+        optimizer.step()
+        adam.step()
+    own = weights(model) | {"norm": model.norm.weight.detach()}
+    assert all(weight.grad is None for _, weight in binary_parameters(model))
+    return own
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):
+    states = run_workers(train_uneven, 3, tmp_path, reduction)
+    assert same(states)
+    torch.manual_seed(0)
+    start = Convolutional()
+    for name, weight in weights(start).items():
+        assert not torch.equal(weight, states[0][name])
+    assert not torch.equal(start.norm.weight, states[0]["norm"])
+
+
+def ask_for_trouble(rank, size, reduction, trouble):
+    """What each worker is told when one of them has no record, or not a number."""
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    x, y = digits(12)
+    if trouble == "nan" and rank == 1:
+        x[4] = torch.nan
+    try:
+        if not (trouble == "no backward pass" and rank == 1):
+            own = slice(4 * rank, 4 * rank + 4)
+            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    except (RuntimeError, FloatingPointError) as error:
+        return {"error": str(error), "moved": not same([weights(model), weights(mlp())])}
+    return {"error": "", "moved": True}
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+@pytest.mark.parametrize(
+    ("trouble", "expected"), [("nan", "not finite"), ("no backward pass", "workers [1]")]
+)
+def test_trouble_on_one_worker_is_an_error_on_all_and_moves_nothing(tmp_path, reduction, trouble, expected):
+    for told in run_workers(ask_for_trouble, 2, tmp_path, reduction, trouble):
+        assert expected in told["error"]
+        assert not told["moved"]
+
+
+def test_a_unit_without_gradient_anywhere_rests_and_one_with_gradient_somewhere_moves(tmp_path):
+    start, state = weights(mlp())["4.weight"], run_workers(vote_on_some_units, 3, tmp_path)[0]["4.weight"]
+    moved = (start != state).all(1)
+    assert moved.tolist() == [True, False, True] + [False] * 7
+
+
+def vote_on_some_units(rank, size):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")
+    x, _ = digits(12)
+    out = model(x[4 * rank : 4 * rank + 4])
+    (out[:, 0] if rank else out[:, 0] + out[:, 2]).square().sum().backward()
+    optimizer.step()
+    return weights(model)
+
+
+class Inverted(BlockDescentSolver):
+    """An adversary: the opposite of what its rows ask for."""
+
+    def stream(self, problems, *, seed=0):
+        return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
+
+
+class Random(BlockDescentSolver):
+    """An adversary: noise."""
+
+    def stream(self, problems, *, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(problem.num_units, problem.num_spins) for problem in problems]
+        return [[torch.randint(2, shape, generator=generator) * 2.0 - 1] for shape in shapes]
+
+
+def train_among_liars(rank, size, liars):
+    model = mlp()
+    solver = liars.get(rank, BlockDescentSolver)()
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", solver=solver)
+    x, y = digits(500)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(40):
+            own = torch.arange(500).roll(100 * step).tensor_split(size)[rank]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+            optimizer.step()
+    accuracy = (model(x).argmax(1) == y).float().mean().item()
+    told = [str(w.message) for w in caught if w.category is RuntimeWarning]
+    return {"suspects": optimizer.suspects, "accuracy": accuracy, "told": told, **weights(model)}
+
+
+@pytest.mark.parametrize("liar", [Inverted, Random])
+def test_a_liar_is_outvoted_and_reported_once_and_nobody_else_is(tmp_path, liar):
+    states = run_workers(train_among_liars, 5, tmp_path, {3: liar})
+    told = [state.pop("told") for state in states]
+    assert [len(messages) for messages in told] == [1, 0, 0, 0, 0], told
+    assert "worker 3" in told[0][0]
+    for state in states:
+        assert state.pop("suspects") == [3]
+        assert state.pop("accuracy") > 0.6
+    assert same(states)
+
+
+def interrupted(rank, size, folder, reduction, steps, every):
+    """Train ``steps`` steps from the last checkpoint, with one every ``every`` steps."""
+    model = mlp(seed=rank)
+    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.9)
+    checkpoint = Checkpoint(folder, model=model, optimizer=optimizer)
+    x, y = digits(480)
+    for step in range(checkpoint.load(), steps):
+        own = (torch.arange(48) + 48 * (step % 10)).tensor_split(size)[rank]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+        if (step + 1) % every == 0:
+            checkpoint.save(step + 1)
+    return weights(model)
+
+
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+def test_a_run_that_goes_on_from_a_checkpoint_equals_one_that_never_stopped(tmp_path, reduction):
+    whole = run_workers(interrupted, 2, tmp_path, tmp_path / "whole", reduction, 10, 100)
+    run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 7, 4)  # steps 4 to 6 are lost
+    (tmp_path / "parts" / ".step-000000006").mkdir()  # as if it had died while writing
+    resumed = run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 10, 4)
+    assert same(whole + resumed)
+    assert [path.name for path in (tmp_path / "parts").glob("step-*")] == ["step-000000008"]
+
+
+def test_a_checkpoint_of_other_objects_is_refused(tmp_path):
+    run_workers(interrupted, 1, tmp_path, tmp_path / "run", "gather", 1, 1)
+    (told,) = run_workers(load_as_something_else, 1, tmp_path, tmp_path / "run")
+    assert "holds ['model', 'optimizer'], expected ['network']" in told["error"]
+
+
+def load_as_something_else(rank, size, folder):
+    try:
+        Checkpoint(folder, network=mlp()).load()
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+SETTINGS = {"lr": 1e-2, "momentum": 0.9, "target_rms": 2}
+
+
+def vote_in_processes(rank, size):
+    model = vote_accuracy.network(3, (48, 100, 60, 10))
+    vote_accuracy.train(model, Wire(), "vote", SETTINGS, digits(90), 30, 2, seed=3)
+    return weights(model)
+
+
+def test_the_threads_of_the_benchmark_end_with_the_bits_of_real_processes(tmp_path):
+    processes = run_workers(vote_in_processes, 3, tmp_path)
+    models = [vote_accuracy.network(3, (48, 100, 60, 10)) for _ in range(3)]
+
+    def work(wire):
+        vote_accuracy.train(models[wire.rank], wire, "vote", SETTINGS, digits(90), 30, 2, seed=3)
+
+    vote_accuracy.in_threads(3, work)
+    assert same([weights(model) for model in models] + processes)
+
+
+def test_without_a_process_group_the_error_says_how_to_start_one():
+    with pytest.raises(RuntimeError, match="torchrun"):
+        DistributedQPSBGD(binary_parameters(mlp()))
+
+
+def count_bytes(rank, size, reduction):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    x, y = digits(60)
+    own = torch.arange(60).tensor_split(size)[rank]
+    for _ in range(3):
+        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        optimizer.step()
+    return {"bytes": optimizer.wire.sent / 3}
+
+
+def test_a_vote_sends_two_bits_for_a_weight_and_gather_the_rows(tmp_path):
+    count = sum(weight.numel() for _, weight in binary_parameters(mlp()))
+    for told in run_workers(count_bytes, 4, tmp_path, "vote"):
+        assert (
+            3 / 4 * 2 * count / 8
+            <= told["bytes"]
+            <= 3 / 4 * 2 * count / 8 + 3 * (packed_size(170) + 12 * 3 + 1 + 4 + 4)
+        )
+    rows = 15 * 4 * (48 + 100 + 100 + 60 + 60 + 10)
+    for told in run_workers(count_bytes, 4, tmp_path, "gather"):
+        assert 3 * (rows + count / 8 / 4) <= told["bytes"] <= 3 * (rows + count / 8)
+
+
+def undisturbed(rank, size, folder):
+    elastic.work(folder, -1, 0, 0.0)
+
+
+def test_a_killed_worker_is_started_again_and_the_weights_are_those_of_an_undisturbed_run(
+    tmp_path, data_folder
+):
+    (tmp_path / "whole").mkdir()
+    run_workers(undisturbed, 2, tmp_path, tmp_path / "whole")
+    elastic.launch(tmp_path / "killed", 7, 1, 0.0, workers=2)
+    assert (tmp_path / "killed" / "killed").exists()
+    starts = (tmp_path / "killed" / "starts.txt").read_text().splitlines()
+    assert sorted(starts[2:]) == ["0 5", "1 5"]
+    states = elastic.weights(tmp_path / "whole") + elastic.weights(tmp_path / "killed")
+    assert len(states) == 4
+    assert same(states)

@@ -1,0 +1,114 @@
+import json
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+from test_paper import Squares
+
+from spinstep.cli import main
+from spinstep.paper.lab import Lab
+from spinstep.solvers import ExactSolver
+from spinstep.testing import check_solver, random_problem
+
+ray = pytest.importorskip("ray")
+
+from spinstep.distributed.ray import RaySolver, connect  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster on this machine, gone after the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv(
+            "RAY_worker_niceness", "0"
+        )  # 15 unless told: on a busy machine tests would wait for ever
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        for module in (sys.modules[__name__], sys.modules[Squares.__module__]):
+            ray.cloudpickle.register_pickle_by_value(module)  # actors cannot import tests
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+class Client(ExactSolver):
+    """As D-Wave's: it holds a lock, and does not pickle."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def farm(cluster):
+    return RaySolver(Client, 2)
+
+
+def test_a_farm_keeps_the_contract_of_a_solver(farm):
+    check_solver(farm, max_spins=12)
+
+
+def test_a_farm_gives_every_unit_what_one_solver_gives_it_and_says_whether_it_is_proved(farm):
+    problems = [random_problem(20, n, 3, seed=n) for n in (14, 6)]
+    for problem, solution in zip(problems, farm.solve_all(problems), strict=True):
+        assert torch.equal(solution.spins, ExactSolver().solve(problem).spins)
+        assert solution.info["proved"].tolist() == [True] * 3
+
+
+class Mortal(ExactSolver):
+    """Dies at its first task, if nobody has died yet."""
+
+    def __init__(self, folder, times):
+        super().__init__()
+        self.folder, self.times = folder, times
+
+    def solve(self, problem, *, seed=0):
+        died = len(list(self.folder.glob("died-*")))
+        (self.folder / f"solved-{os.getpid()}-{seed}").touch()
+        if died < self.times:
+            (self.folder / f"died-{died}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().solve(problem, seed=seed)
+
+
+def test_a_killed_actor_costs_one_repeated_task_and_no_other_answer(tmp_path):
+    problem = random_problem(10, 8, 5, seed=1)
+    farm = RaySolver(lambda: Mortal(tmp_path, 1), 1)
+    assert torch.equal(farm.solve(problem).spins, ExactSolver().solve(problem).spins)
+    assert farm.repeated == 1
+    assert len(list(tmp_path.glob("solved-*"))) == 6  # five units, one of them twice
+
+
+def test_a_task_that_ends_two_actors_is_an_error(tmp_path):
+    farm = RaySolver(lambda: Mortal(tmp_path, 2), 1)
+    with pytest.raises(ray.exceptions.RayActorError):
+        farm.solve(random_problem(10, 8, 2, seed=1))
+
+
+def test_an_experiment_on_ray_resumes_and_equals_one_on_this_machine(tmp_path):
+    experiment = Squares()
+    experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=2))
+    path = tmp_path / "ray" / "squares.jsonl"
+    before = path.read_text()
+    experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=4))
+    experiment.plan(Lab("squares", experiment, tmp_path / "here", workers=0, seeds=4))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    here = [json.loads(line) for line in (tmp_path / "here" / "squares.jsonl").read_text().splitlines()]
+    assert path.read_text().startswith(before)
+    assert sorted((x["job"]["seed"], str(x["metrics"])) for x in lines) == [
+        (x["job"]["seed"], str(x["metrics"])) for x in here
+    ]
+
+
+def test_an_address_without_ray_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="add --workers ray"):
+        main(["paper", "run", "karate", "--out", str(tmp_path), "--address", "127.0.0.1:6379"])
+
+
+def test_connect_keeps_the_cluster_there_is():
+    address = ray.get_runtime_context().gcs_address
+    assert connect().get_runtime_context().gcs_address == address
