@@ -47,7 +47,7 @@ def signed_sums(x: Array, weight: Array, table: Array, total: Array, out: Array)
     Args:
         x: Inputs, one column a row of the batch, shape ``(n, r)``, both multiples of 64.
         weight: Bits of the units, shape ``(m, n / 64)``.
-        table: Room for the tables, shape ``(16, 16, 64)``; its dtype is that of ``x`` and holds sums of 64 inputs.
+        table: Room for the tables, shape ``(16, 16, 64)``, in a dtype that holds sums of 64 inputs.
         total: Room for the sums of 64 rows, shape ``(m, 64)``.
         out: Receives the sums, shape ``(r, m)``.
     """

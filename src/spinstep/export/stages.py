@@ -215,6 +215,11 @@ def flows(kind: Kind, shape: Shape, stages: tuple[Stage, ...]) -> list[Flow]:
         raise ValueError(f"the shape of a sample is one to three positive numbers, got {shape}")
     along = [Flow(kind, (), 255 if kind == "pixels" else 1).then(shape, 255 if kind == "pixels" else 1, kind)]
     for place, stage in enumerate(stages):
+        follows = place and isinstance(stages[place - 1], Linear | Convolution | Pool)
+        if isinstance(stage, Threshold | Rescale) and not follows:
+            raise ValueError(
+                f"stage {place}, {type(stage).__name__}, stands directly behind a layer or a pool"
+            )
         try:
             along.append(stage.flow(along[-1]))
         except ValueError as error:
