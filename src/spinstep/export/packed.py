@@ -30,7 +30,7 @@ from spinstep.export.stages import (
 if TYPE_CHECKING:
     from spinstep.export.runtime import Backend, Runtime
 
-FORMAT, VERSION = "spinstep packed network", 1
+KEY, VERSION = "spinstep packed network", 1  # of the safetensors metadata
 MAX_HEADER = 2**20  # bytes; a network of a thousand layers stays below it
 _KINDS = {kind.__name__.lower(): kind for kind in (Linear, Convolution, Threshold, Rescale, Pool, Flatten)}
 
@@ -126,14 +126,9 @@ class PackedModel:
             tensors |= {f"{place}.{name}": np.ascontiguousarray(value) for name, value in arrays.items()}
             plain = {name: value for name, value in fields.items() if name not in arrays}
             described.append({"stage": type(stage).__name__.lower(), **plain, "tensors": sorted(arrays)})
-        network = json.dumps({"kind": self.kind, "shape": self.shape, "stages": described})
-        metadata = {
-            "format": FORMAT,
-            "version": str(VERSION),
-            "network": network,
-            "sha256": _checksum(network, tensors),
-        }
-        return save(tensors, metadata)
+        network = {"kind": self.kind, "shape": self.shape, "stages": described}
+        signed = {"version": VERSION, "sha256": _checksum(network, tensors), "network": network}
+        return save(tensors, {KEY: json.dumps(signed)})
 
     @classmethod
     def load(cls, path: str | Path) -> "PackedModel":
@@ -149,15 +144,15 @@ class PackedModel:
         _check_header(path)
         try:
             with safe_open(path, "numpy") as file:
-                metadata = file.metadata() or {}
-                described = _network(metadata)
+                signed = _signed(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if _checksum(metadata["network"], tensors) != metadata.get("sha256"):
-                raise PackedFileError("its SHA-256 is not that of its content; it was changed or damaged")
-            stages = tuple(_stage(place, one, tensors) for place, one in enumerate(described["stages"]))
+            network = signed["network"]
+            if _checksum(network, tensors) != signed["sha256"]:
+                raise ValueError("its SHA-256 is not that of its content; it was changed or damaged")
+            stages = tuple(_stage(place, one, tensors) for place, one in enumerate(network["stages"]))
             if tensors:
-                raise PackedFileError(f"no stage uses the tensors {sorted(tensors)[:5]}")
-            return cls(described["kind"], tuple(described["shape"]), stages)
+                raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
+            return cls(network["kind"], tuple(network["shape"]), stages)
         except (SafetensorError, ValueError, TypeError) as error:
             raise PackedFileError(f"{path} is no packed network: {error}") from None
 
@@ -174,60 +169,60 @@ def _check_header(path: Path) -> None:
         )
 
 
-def _network(metadata: dict[str, str]) -> dict[str, Any]:
-    if metadata.get("format") != FORMAT:
-        raise PackedFileError(
-            f"its format is {metadata.get('format')!r} and not {FORMAT!r}; a checkpoint of torch weights is "
-            "packed first: spinstep.export.pack(model).save(path)"
-        )
-    if metadata.get("version") != str(VERSION):
-        raise PackedFileError(
-            f"this spinstep reads version {VERSION} of the format, the file is of version "
-            f"{metadata.get('version')!r}"
+def _signed(metadata: dict[str, str]) -> dict[str, Any]:
+    """Version, checksum and description of the network, of the right version and in the right places."""
+    if KEY not in metadata:
+        raise ValueError(
+            "nothing in its metadata says so. A checkpoint of torch weights is packed first: "
+            "spinstep.export.pack(model).save(path), or spinstep export with --model"
         )
     try:
-        described = json.loads(metadata.get("network", ""))
+        signed = json.loads(metadata[KEY])
     except RecursionError:
-        raise PackedFileError("its description is nested too deeply") from None
-    if not isinstance(described, dict) or set(described) != {"kind", "shape", "stages"}:
-        raise PackedFileError("its description needs kind, shape and stages, and nothing else")
-    if not isinstance(described["shape"], list) or not isinstance(described["stages"], list):
-        raise PackedFileError("shape and stages are lists")
-    return described
+        raise ValueError("its description is nested too deeply") from None
+    if not isinstance(signed, dict) or signed.get("version") != VERSION:
+        version = signed.get("version") if isinstance(signed, dict) else None
+        raise ValueError(f"this spinstep reads version {VERSION} of the format, the file is of {version!r}")
+    network = signed.get("network")
+    if set(signed) != {"version", "sha256", "network"} or not isinstance(network, dict):
+        raise ValueError("its metadata has version, sha256 and network, and nothing else")
+    if set(network) != {"kind", "shape", "stages"}:
+        raise ValueError("its network has kind, shape and stages, and nothing else")
+    if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
+        raise ValueError("shape and stages are lists")
+    return signed
 
 
 def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
     """One stage from its description; its tensors are taken out of ``tensors``."""
     if not isinstance(described, dict) or not isinstance(described.get("tensors"), list):
-        raise PackedFileError(f"stage {place} is not described by its name, numbers and tensors")
-    kind = _KINDS.get(str(described.pop("stage", None)))
+        raise ValueError(f"stage {place} is not described by its name, numbers and tensors")
+    kind = _KINDS.get(str(described.get("stage")))
     if kind is None:
-        raise PackedFileError(f"stage {place} is none of {', '.join(_KINDS)}")
+        raise ValueError(f"stage {place} is none of {', '.join(_KINDS)}")
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
-        if name != "tensors"
+        if name not in ("stage", "tensors")
     }
     for name in described["tensors"]:
         tensor = tensors.pop(f"{place}.{name}", None)
         if tensor is None or name in fields:
-            raise PackedFileError(f"stage {place} has no tensor {name!r}, or another value of that name")
+            raise ValueError(f"stage {place} has no tensor {name!r}, or another value of that name")
         fields[name] = tensor
     expected = {field.name: field.type for field in dataclasses.fields(kind)}
     if set(fields) != set(expected):
-        raise PackedFileError(
-            f"stage {place}, {kind.__name__}, needs {sorted(expected)}, got {sorted(fields)}"
-        )
+        raise ValueError(f"stage {place}, {kind.__name__}, needs {sorted(expected)}, got {sorted(fields)}")
     for name, value in fields.items():
         needs_array = "ndarray" in str(expected[name]) and value is not None
         if needs_array != isinstance(value, np.ndarray):
-            raise PackedFileError(f"stage {place}, {kind.__name__}: {name} is of the wrong kind")
+            raise ValueError(f"stage {place}, {kind.__name__}: {name} is of the wrong kind")
     return kind(**fields)
 
 
-def _checksum(network: str, tensors: dict[str, Array]) -> str:
+def _checksum(network: dict[str, Any], tensors: dict[str, Array]) -> str:
     """SHA-256 of the description and of every tensor with its name, dtype and shape."""
-    digest = hashlib.sha256(network.encode())
+    digest = hashlib.sha256(json.dumps(network, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
