@@ -4,9 +4,8 @@ import torch
 from torch import nn
 
 from spinstep import BinaryConv2d, BinaryLinear, Sign
-from spinstep.export import PackedModel, pack
+from spinstep.export import PackedModel, pack, verify
 from spinstep.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
-from spinstep.layers import BinaryLayer
 
 BACKENDS = ["numba", "numpy"]
 
@@ -68,34 +67,17 @@ def images(count, seed=0):
     return (rng.integers(0, 256, (count, 784)) * (rng.random((count, 784)) < 0.2)).astype(np.uint8)
 
 
-@torch.no_grad()
-def torch_sums(model, x):
-    """What each binary layer of a torch network adds up to, and the scores."""
-    found = []
-    hooks = [
-        module.register_forward_hook(
-            lambda m, args, out: found.append(m.product(args[0], m.binary_weight).numpy())
-        )
-        for module in model.modules()
-        if isinstance(module, BinaryLayer)
-    ]
-    scores = model(torch.from_numpy(x).float()).numpy()
-    for hook in hooks:
-        hook.remove()
-    return found, scores
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("network", SIGN_NETWORKS, ids=lambda n: n.__name__)
 def test_sums_of_every_layer_are_those_of_torch(network, backend):
     model, x = made(network), images(300)
     packed = pack(model, scale=1.0)
-    expected, scores = torch_sums(model, x)
+    expected = verify.from_torch(model, torch.from_numpy(x).float())
     found = packed.sums(x, backend=backend)
-    assert len(found) == len(expected) == len(packed.products)
-    for ours, theirs in zip(found, expected, strict=True):
+    assert len(found) == len(packed.products)
+    for ours, theirs in zip(found, expected.sums, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(packed.classes(x, backend=backend), scores.argmax(1))
+    np.testing.assert_array_equal(packed.classes(x, backend=backend), expected.classes)
 
 
 @pytest.mark.parametrize("network", SIGN_NETWORKS, ids=lambda n: n.__name__)
@@ -122,10 +104,10 @@ def test_folded_batch_norm_has_torchs_sign_at_every_whole_number(seed):
 def test_a_shift_of_the_pixels_is_folded_into_thresholds():
     model, x = made(mlp), images(200)
     packed = pack(model, scale=1 / 64, shift=-0.5)  # exact in binary, so that torch has no rounding
-    expected, scores = torch_sums(model, x.astype(np.float32) / 64 - 0.5)
-    for ours, theirs in zip(packed.sums(x)[1:], expected[1:], strict=True):
+    expected = verify.from_torch(model, torch.from_numpy(x).float() / 64 - 0.5)
+    for ours, theirs in zip(packed.sums(x)[1:], expected.sums[1:], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(packed.classes(x), scores.argmax(1))
+    np.testing.assert_array_equal(packed.classes(x), expected.classes)
 
 
 def test_hardtanh_of_a_square_fan_in_is_exact():
@@ -170,7 +152,8 @@ def test_an_average_is_a_sum_of_smaller_numbers():
         )
     )
     x = images(100).reshape(-1, 1, 28, 28)
-    _, scores = torch_sums(model, x)
+    with torch.no_grad():
+        scores = model(torch.from_numpy(x).float()).numpy()
     packed = pack(model, (1, 28, 28), scale=1.0)
     unit = 2 * (8 * 13 * 6) ** 0.5
     np.testing.assert_allclose(packed.scores(x), scores * unit, atol=1e-2)

@@ -136,9 +136,7 @@ def _add_export(commands: Any) -> None:
     export.add_argument("--report", action="store_true", help="size, operations and time of every layer")
     export.add_argument("--batch", type=_count, default=256, metavar="N", help="of the report; %(default)s")
     export.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the network of a torch checkpoint")
-    export.add_argument(
-        "--shape", type=_shape, metavar="C,H,W", help="of one sample, if it begins with C,H,W"
-    )
+    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one sample, if not one row")
     export.add_argument("--spins", action="store_true", help="its inputs are -1 and +1, and not pixels")
     export.add_argument("--scale", type=float, default=1 / 255, help="what torch saw of a pixel; 1/255")
     export.add_argument("--shift", type=float, default=0.0, help="added to scale * pixel; %(default)s")

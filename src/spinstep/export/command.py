@@ -68,8 +68,9 @@ def read(args: argparse.Namespace) -> PackedModel:
             f"{args.checkpoint} does not hold the weights of {args.model}: {error}. Write them with "
             "safetensors.torch.save_file(model.state_dict(), path)"
         ) from None
-    kind = "spins" if args.spins else "pixels"
-    return pack(network, args.shape, kind=kind, scale=args.scale, shift=args.shift)
+    if args.spins:
+        return pack(network, args.shape, kind="spins")
+    return pack(network, args.shape, scale=args.scale, shift=args.shift)
 
 
 def _content(model: PackedModel, to: str) -> bytes:
@@ -78,7 +79,7 @@ def _content(model: PackedModel, to: str) -> bytes:
     if to == "onnx":
         from spinstep.export.onnx import to_onnx
 
-        return to_onnx(model).SerializeToString()
+        return bytes(to_onnx(model).SerializeToString())
     from spinstep.export.qonnx import to_qonnx
 
-    return to_qonnx(model).SerializeToString()
+    return bytes(to_qonnx(model).SerializeToString())

@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from spinstep.export.stages import (
 from spinstep.paper.sections import Section, Table
 from spinstep.signs import spins_of
 
+Sizes = tuple[int, int, int, int]  # the four numbers of a layer that are not times
 Group = Sequence[tuple[Stage, Flow]]  # a layer, and what stands between it and the next one
 
 
@@ -47,6 +49,10 @@ class LayerReport:
     int8_ms: float | None
 
     @property
+    def sizes(self) -> "Sizes":
+        return self.float_bytes, self.packed_bytes, self.additions, self.packed_operations
+
+    @property
     def gain(self) -> str:
         """How much faster than the faster of torch's two, in words where there is no gain."""
         ratio = min(self.float_ms, self.int8_ms or self.float_ms) / self.packed_ms
@@ -62,22 +68,21 @@ def measure(model: PackedModel, batch: int = 256, repeats: int = 60) -> list[Lay
     pixels = generator.integers(0, 256, (batch, *model.shape), np.uint8)
     x = pixels if model.kind == "pixels" else pixels > 127
     steps = Runtime(model, chosen("auto")).steps
-    groups, reports = _groups(model), []
-    place, starts = 0, [x]
+    reports: list[LayerReport] = []
     with threads(1), torch.no_grad():
-        for number, group in enumerate(groups):
+        flow, place = x, 0
+        for group in _groups(model):
             own = steps[place : place + len(group)]
-            place += len(group)
-            reports.append(_layer(number, group, own, starts[-1], repeats))
-            starts.append(_chain(own)(starts[-1]))
-        everything = [pair for group in groups for pair in group]
-        name = "whole network"
-        reports.append(_timed(name, everything, steps, x, [r for r in reports if r], repeats))
+            reports.append(_layer(len(reports) + 1, group, own, flow, repeats))
+            flow, place = _chain(own)(flow), place + len(group)
+        everything = [*zip(model.stages, model.flows, strict=False)]
+        sizes = [report.sizes for report in reports]
+        reports.append(_timed("whole network", everything, steps, x, sizes, repeats))
     return reports
 
 
 def _layer(number: int, group: Group, steps: Any, x: Any, repeats: int) -> LayerReport:
-    stage, before = group[0]
+    stage, before = next(pair for pair in group if isinstance(pair[0], Linear | Convolution))
     assert isinstance(stage, Linear | Convolution)
     after = stage.flow(before)
     positions = int(np.prod(after.shape[1:]))
@@ -85,16 +90,12 @@ def _layer(number: int, group: Group, steps: Any, x: Any, repeats: int) -> Layer
     # A popcount takes 64 inputs, an entry of a table four.
     operations = units * positions * -(-fan_in // (64 if before.kind == "spins" else 4))
     kind = "linear" if isinstance(stage, Linear) else "{} × {} convolution".format(*stage.kernel)
-    name = f"{number + 1}: {kind}, {fan_in} → {units}, {before.kind}"
-    part = LayerReport(
-        name, 4 * units * fan_in, stage.bits.nbytes, units * fan_in * positions, operations, 0, 0, None
-    )
-    return _timed(name, group, steps, x, [part], repeats)
+    name = f"{number}: {kind}, {fan_in} → {units}, {before.kind}"
+    sizes = 4 * units * fan_in, stage.bits.nbytes, units * fan_in * positions, operations
+    return _timed(name, group, steps, x, [sizes], repeats)
 
 
-def _timed(
-    name: str, group: Group, steps: Any, x: Any, parts: Sequence[LayerReport], repeats: int
-) -> LayerReport:
+def _timed(name: str, group: Group, steps: Any, x: Any, sizes: Sequence[Sizes], repeats: int) -> LayerReport:
     floats = torch.from_numpy(x * np.float32(2) - 1 if x.dtype == bool else x.astype(np.float32))
     run_floats = _chain([_in_floats(stage, flow) for stage, flow in group])
     candidates: dict[str, Callable[[], object]] = {
@@ -105,19 +106,18 @@ def _timed(
     if all(int8):
         small, run_int8 = floats.clamp(-127, 127).to(torch.int8), _chain(int8)
         candidates["int8"] = lambda: run_int8(small)
-    taken = in_turns(candidates, repeats, 5)
+    taken = in_turns(candidates, repeats, 5, time.process_time)
     ms = {key: round(1e3 * statistics.median(own), 4) for key, own in taken.items()}
-    sums = [sum(getattr(part, field) for part in parts) for field in _ADDED]
-    return LayerReport(name, *sums, ms["packed"], ms["float32"], ms.get("int8"))
-
-
-_ADDED = ("float_bytes", "packed_bytes", "additions", "packed_operations")
+    floats_, packed, additions, operations = (sum(column) for column in zip(*sizes, strict=True))
+    times = ms["packed"], ms["float32"], ms.get("int8")
+    return LayerReport(name, floats_, packed, additions, operations, *times)
 
 
 def _groups(model: PackedModel) -> list[Group]:
     groups: list[list[tuple[Stage, Flow]]] = []
     for stage, flow in zip(model.stages, model.flows, strict=False):
-        if isinstance(stage, Linear | Convolution) or not groups:
+        starts = isinstance(stage, Linear | Convolution)
+        if not groups or (starts and any(isinstance(one, Linear | Convolution) for one, _ in groups[-1])):
             groups.append([])
         groups[-1].append((stage, flow))
     return [*groups]
@@ -152,7 +152,7 @@ def _in_floats(stage: Stage, flow: Flow) -> Callable[[Tensor], Tensor]:
             return lambda x: F.hardtanh(x * 0.01)
         case Pool():
             pool: Any = F.max_pool2d if stage.take == "max" else F.avg_pool2d
-            return lambda x: pool(x, stage.size, stage.stride)  # type: ignore[no-any-return]
+            return lambda x: pool(x, stage.size, stage.stride)
         case Flatten():
             return lambda x: x.flatten(1)
 
@@ -191,11 +191,12 @@ def section(model: PackedModel, reports: Sequence[LayerReport], batch: int) -> S
               "packed ms", "float32 ×", "int8 ×", "gain in time"]  # fmt: skip
     file = len(model.to_bytes())
     notes = (
-        f"One thread, batches of {batch}, medians in one run; × is torch's time in the packed network's. "
+        f"Processor time of one thread, batches of {batch}, medians in one run of turns; × is torch's time "
+        "in the packed network's. "
         f"The packed file has {file:,} bytes, the weights in float32 {4 * model.num_weights:,}: "
         f"1/{4 * model.num_weights / file:.1f}.",
-        "*int8* is `torch._int_mm`, products of int8 in int32 by the processor's own instructions; torch has no "
-        "int8 convolution that is not deprecated. *Gain in time* is over the faster of the two.",
+        "*int8* is `torch._int_mm`, which adds products of int8 in int32; torch has no int8 convolution that "
+        "is not deprecated. *Gain in time* is over the faster of the two.",
     )
     return Section(list(notes), [Table(header, rows, "Where the time and the bytes go")], [])
 
