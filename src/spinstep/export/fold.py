@@ -52,7 +52,7 @@ def pack(
     ``Dropout`` and ``Identity``.
 
     Args:
-        model: The network, on any device; it is left as it is.
+        model: The network, on any device, as it is in evaluation; it is left as it is.
         shape: Shape of one sample, such as ``(1, 28, 28)``; a network that begins with a linear layer or
             ``Unflatten`` tells it.
         kind: ``"pixels"``: the deployed network reads bytes, 0 to 255, and torch saw

@@ -100,9 +100,11 @@ class Runtime:
 
 def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
     match stage:
-        case Linear() | Convolution():
-            rows = _numba_rows(stage, before) if backend == "numba" else _numpy_rows(stage, before)
-            return _linear(rows) if isinstance(stage, Linear) else _convolution(stage, after, rows)
+        case Linear():
+            rows = _rows(stage, before, None, backend)
+            return lambda x: rows(x[:, None])
+        case Convolution():
+            return _convolution(stage, before, after, backend)
         case Threshold():
             return _threshold(stage)
         case Rescale():
@@ -113,24 +115,14 @@ def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
             return lambda x: x.reshape(len(x), -1)
 
 
-Rows = Callable[[Array, Array | None], Array]
-"""Sums of rows ``(r, g, n)`` for g groups, of which ``valid`` (positions, n) are inputs: ``(r, m)``."""
+def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Step:
+    valid = None  # which inputs of a patch lie inside the image, (positions, fan-in)
+    if any(stage.padding):
+        valid = _patches(np.ones((1, *before.shape), bool), stage)[:, 0]
+    rows = _rows(stage, before, valid, backend)
 
-
-def _linear(rows: Rows) -> Step:
-    return lambda x: rows(x[:, None], None)
-
-
-def _convolution(stage: Convolution, after: Flow, rows: Rows) -> Step:
     def step(x: Array) -> Array:
-        patches = _patches(x, stage)
-        valid = None
-        if any(stage.padding):
-            image = np.ones((1, stage.channels // stage.groups, *x.shape[2:]), bool)
-            one = Convolution(stage.bits[: len(stage.bits) // stage.groups], image.shape[1], stage.kernel,
-                              stage.stride, stage.padding, stage.dilation, 1)  # fmt: skip
-            valid = _patches(image, one)[:, 0]
-        sums = rows(patches, valid)
+        sums = rows(_patches(x, stage))
         return np.moveaxis(sums.reshape(len(x), *after.shape[1:], -1), -1, 1)
 
     return step
@@ -146,59 +138,63 @@ def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * pos
     return grouped.transpose(0, 3, 4, 1, 2, 5, 6).reshape(-1, stage.groups, stage.fan_in)
 
 
-def _numpy_rows(stage: Product, before: Flow) -> Rows:
+def _rows(stage: Product, before: Flow, valid: Array | None, backend: str) -> Step:
+    """Sums of rows of inputs, a row for every sample or patch: ``(r, groups, fan-in)`` to ``(r, m)``."""
     groups = stage.groups if isinstance(stage, Convolution) else 1
-    spins = spins_of_bits(stage.bits, stage.fan_in).astype(np.float32).reshape(groups, -1, stage.fan_in)
+    parts = [_group(bits, stage.fan_in, before, valid, backend) for bits in np.split(stage.bits, groups)]
+    if groups == 1:
+        return lambda x: parts[0](x[:, 0])
+    return lambda x: np.concatenate([part(x[:, g]) for g, part in enumerate(parts)], 1)
 
-    def rows(x: Array, valid: Array | None) -> Array:
+
+def _group(bits: Array, fan_in: int, before: Flow, valid: Array | None, backend: str) -> Step:
+    """The same for one group of channels: ``(r, fan-in)`` to ``(r, m)``."""
+    if backend == "numpy":
+        return _products(bits, fan_in, before, valid)
+    return _popcounts(bits, fan_in, valid) if before.kind == "spins" else _tables(bits, fan_in, before.bound)
+
+
+def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Step:
+    spins = spins_of_bits(bits, fan_in).astype(np.float32).T
+
+    def rows(x: Array) -> Array:
         numbers = x.astype(np.float32)
         if before.kind == "spins":
             numbers = 2 * numbers - 1
             if valid is not None:
-                numbers = (numbers.reshape(-1, len(valid), *x.shape[1:]) * valid[:, None]).reshape(x.shape)
-        sums: Array = np.einsum("rgn,gmn->rgm", numbers, spins, optimize=True)
-        return sums.reshape(len(x), -1).astype(np.int32)
+                numbers = (numbers.reshape(-1, *valid.shape) * valid).reshape(x.shape)
+        return (numbers @ spins).astype(np.int32)
 
     return rows
 
 
-def _numba_rows(stage: Product, before: Flow) -> Rows:
-    groups = stage.groups if isinstance(stage, Convolution) else 1
-    units = len(stage.bits) // groups
-    one = _popcount_group if before.kind == "spins" else _table_group
-    parts = [one(stage.bits[g * units : (g + 1) * units], stage.fan_in, before.bound) for g in range(groups)]
-    if groups == 1:
-        return lambda x, valid: parts[0](x[:, 0], valid)
-    return lambda x, valid: np.concatenate([part(x[:, g], valid) for g, part in enumerate(parts)], 1)
-
-
-def _popcount_group(bits: Array, fan_in: int, bound: int) -> Rows:
+def _popcounts(bits: Array, fan_in: int, valid: Array | None) -> Step:
     from spinstep.export._kernels import units_by_lanes, xnor_sums
 
     width = -(-bits.shape[1] // 8) * 8
     padded = np.zeros((len(bits), width), np.uint8)
     padded[:, : bits.shape[1]] = bits
     lanes, units = units_by_lanes(padded), len(bits)
+    start = np.full((1, len(lanes) * LANES), fan_in, np.int32)
+    if valid is not None:
+        # Outside the image x is a zero bit. Where the weight is one they differ, and what that will take
+        # away is given beforehand.
+        ones = np.unpackbits(bits, axis=1, count=fan_in, bitorder="little").astype(np.int32)
+        start = np.zeros((len(valid), len(lanes) * LANES), np.int32)
+        start[:, :units] = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T)
 
-    def rows(x: Array, valid: Array | None) -> Array:  # x is boolean
+    def rows(x: Array) -> Array:  # x is boolean
         packed = np.zeros((len(x), width), np.uint8)
         packed[:, : bits.shape[1]] = np.packbits(x, axis=1, bitorder="little")
-        sums = np.empty((len(x), len(lanes) * LANES), np.int32)
-        if valid is None:
-            sums[:] = fan_in
-        else:
-            # Outside the image x is a zero bit. Where the weight is one they differ, and what that will
-            # take away is given beforehand.
-            ones = np.unpackbits(bits, axis=1, count=fan_in, bitorder="little").astype(np.float32)
-            offset = valid.sum(1, keepdims=True) + 2 * (~valid).astype(np.float32) @ ones.T
-            sums.reshape(-1, len(valid), sums.shape[1])[:, :, :units] = offset
+        sums = np.empty((len(x), start.shape[1]), np.int32)
+        sums.reshape(-1, *start.shape)[:] = start
         xnor_sums(packed, lanes, sums)
         return sums[:, :units]
 
     return rows
 
 
-def _table_group(bits: Array, fan_in: int, bound: int) -> Rows:
+def _tables(bits: Array, fan_in: int, bound: int) -> Step:
     from spinstep.export._kernels import signed_sums
 
     words = -(-fan_in // 64)
@@ -207,7 +203,7 @@ def _table_group(bits: Array, fan_in: int, bound: int) -> Rows:
     weight = padded.view("<u8").astype(np.uint64)
     number = np.int16 if 64 * bound < 2**15 else np.int32
 
-    def rows(x: Array, valid: Array | None) -> Array:  # zeros outside the image count as zeros
+    def rows(x: Array) -> Array:  # zeros outside the image count as zeros
         columns = np.zeros((64 * words, -(-len(x) // LANES) * LANES), number)
         columns[:fan_in, : len(x)] = x.T
         sums = np.empty((columns.shape[1], len(bits)), np.int32)
@@ -221,12 +217,8 @@ def _table_group(bits: Array, fan_in: int, bound: int) -> Rows:
 def _threshold(stage: Threshold) -> Step:
     if stage.thresholds is None or stage.directions is None:
         return lambda x: x >= 0
-    # direction · sum >= t, as two comparisons of which each unit has one that always or never holds
-    up = stage.directions > 0
-    thresholds, rising, falling = stage.thresholds, up, ~up
-    return lambda x: np.where(
-        _along(rising, x), x >= _along(thresholds, x), _along(falling, x) & (-x >= _along(thresholds, x))
-    )
+    thresholds, directions = stage.thresholds, stage.directions
+    return lambda x: x * _along(directions, x) >= _along(thresholds, x)
 
 
 def _rescale(stage: Rescale) -> Step:
