@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.command(args)
     except ImportError as error:
-        sys.exit(f'{error}; all commands need: pip install "spinstep[paper,fast,graph,qpu]"')
+        sys.exit(f'{error}; all commands need: pip install "spinstep[paper,fast,graph,qpu,export,onnx]"')
     except (ValueError, FileNotFoundError, ConnectionError) as error:
         sys.exit(str(error))
 

@@ -6,6 +6,7 @@ Without numba the same whole numbers come out of float32 products, which are exa
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -101,8 +102,7 @@ class Runtime:
 def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
     match stage:
         case Linear():
-            rows = _rows(stage, before, None, backend)
-            return lambda x: rows(x[:, None])
+            return _sums(stage, stage.bits, before, None, backend)
         case Convolution():
             return _convolution(stage, before, after, backend)
         case Threshold():
@@ -110,48 +110,57 @@ def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
         case Rescale():
             return _rescale(stage)
         case Pool():
-            return _pool(stage)
+            return _pool(stage, after)
         case Flatten():
             return lambda x: x.reshape(len(x), -1)
 
 
 def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Step:
-    valid = None  # which inputs of a patch lie inside the image, (positions, fan-in)
-    if any(stage.padding):
-        valid = _patches(np.ones((1, *before.shape), bool), stage)[:, 0]
-    rows = _rows(stage, before, valid, backend)
+    channels, valid = stage.channels // stage.groups, None
+    if any(stage.padding):  # which inputs of a patch lie inside the image, (positions, fan-in)
+        valid = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
+    parts = [_sums(stage, bits, before, valid, backend) for bits in np.split(stage.bits, stage.groups)]
 
     def step(x: Array) -> Array:
-        sums = rows(_patches(x, stage))
+        groups = np.split(x, stage.groups, 1)
+        sums = np.concatenate([part(group) for part, group in zip(parts, groups, strict=True)], 1)
         return np.moveaxis(sums.reshape(len(x), *after.shape[1:], -1), -1, 1)
 
     return step
 
 
-def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * positions, groups, fan-in)
+def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * positions, c * kernel)
     (top, left), (height, width), (rows, columns) = stage.padding, stage.kernel, stage.dilation
     x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)))
     reach = rows * (height - 1) + 1, columns * (width - 1) + 1
     windows = np.lib.stride_tricks.sliding_window_view(x, reach, (2, 3))
     windows = windows[:, :, :: stage.stride[0], :: stage.stride[1], ::rows, ::columns]
-    grouped = windows.reshape(len(x), stage.groups, -1, *windows.shape[2:])
-    return grouped.transpose(0, 3, 4, 1, 2, 5, 6).reshape(-1, stage.groups, stage.fan_in)
+    return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * height * width)
 
 
-def _rows(stage: Product, before: Flow, valid: Array | None, backend: str) -> Step:
-    """Sums of rows of inputs, a row for every sample or patch: ``(r, groups, fan-in)`` to ``(r, m)``."""
-    groups = stage.groups if isinstance(stage, Convolution) else 1
-    parts = [_group(bits, stage.fan_in, before, valid, backend) for bits in np.split(stage.bits, groups)]
-    if groups == 1:
-        return lambda x: parts[0](x[:, 0])
-    return lambda x: np.concatenate([part(x[:, g]) for g, part in enumerate(parts)], 1)
+def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backend: str) -> Step:
+    """The sums of all units of a layer, or of a group of them, one row for every sample or patch."""
 
+    def unfolded(x: Array) -> Array:
+        return _patches(x, stage) if isinstance(stage, Convolution) else x
 
-def _group(bits: Array, fan_in: int, before: Flow, valid: Array | None, backend: str) -> Step:
-    """The same for one group of channels: ``(r, fan-in)`` to ``(r, m)``."""
     if backend == "numpy":
-        return _products(bits, fan_in, before, valid)
-    return _popcounts(bits, fan_in, valid) if before.kind == "spins" else _tables(bits, fan_in, before.bound)
+        multiply = _products(bits, stage.fan_in, before, valid)
+        return lambda x: multiply(unfolded(x))
+    if before.kind != "spins":
+        add = _tables(bits, stage.fan_in, before.bound)
+        return lambda x: add(unfolded(x))
+    # Channels are packed before patches are unfolded: an eighth of the copying.
+    ones = np.unpackbits(bits, axis=1, count=stage.fan_in, bitorder="little")
+    shape = (len(bits), -1, *stage.kernel) if isinstance(stage, Convolution) else (len(bits), -1)
+    weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(bits), -1)
+    start = np.full((1, len(bits)), stage.fan_in, np.int32)
+    if valid is not None:
+        # Outside the image x is a zero bit. Where the weight is one they differ, and what that will take
+        # away is given beforehand.
+        start = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T.astype(np.int32))
+    count = _popcounts(weight, start)
+    return lambda x: count(unfolded(np.packbits(x, axis=1, bitorder="little")))
 
 
 def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Step:
@@ -168,26 +177,19 @@ def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> St
     return rows
 
 
-def _popcounts(bits: Array, fan_in: int, valid: Array | None) -> Step:
+def _popcounts(weight: Array, start: Array) -> Step:
+    """``start`` less twice the bits in which a row and a unit differ; ``start`` repeats along the rows."""
     from spinstep.export._kernels import units_by_lanes, xnor_sums
 
-    width = -(-bits.shape[1] // 8) * 8
-    padded = np.zeros((len(bits), width), np.uint8)
-    padded[:, : bits.shape[1]] = bits
-    lanes, units = units_by_lanes(padded), len(bits)
-    start = np.full((1, len(lanes) * LANES), fan_in, np.int32)
-    if valid is not None:
-        # Outside the image x is a zero bit. Where the weight is one they differ, and what that will take
-        # away is given beforehand.
-        ones = np.unpackbits(bits, axis=1, count=fan_in, bitorder="little").astype(np.int32)
-        start = np.zeros((len(valid), len(lanes) * LANES), np.int32)
-        start[:, :units] = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T)
+    units, width = weight.shape
+    lanes = units_by_lanes(np.pad(weight, ((0, 0), (0, -width % 8))))
+    begin = np.pad(start, ((0, 0), (0, -units % LANES))).astype(np.int32)
 
-    def rows(x: Array) -> Array:  # x is boolean
-        packed = np.zeros((len(x), width), np.uint8)
-        packed[:, : bits.shape[1]] = np.packbits(x, axis=1, bitorder="little")
-        sums = np.empty((len(x), start.shape[1]), np.int32)
-        sums.reshape(-1, *start.shape)[:] = start
+    def rows(x: Array) -> Array:
+        packed = np.zeros((len(x), lanes.shape[1]), np.uint8)
+        packed[:, :width] = x
+        sums = np.empty((len(x), begin.shape[1]), np.int32)
+        sums.reshape(-1, *begin.shape)[:] = begin
         xnor_sums(packed, lanes, sums)
         return sums[:, :units]
 
@@ -238,13 +240,15 @@ def _along(values: Array, x: Array) -> Array:
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _pool(stage: Pool) -> Step:
+def _pool(stage: Pool, after: Flow) -> Step:
+    (down, right), (_, rows, columns) = stage.stride, after.shape
+    corners = [(i, j) for i in range(stage.size[0]) for j in range(stage.size[1])]
+    combine = np.maximum if stage.take == "max" else np.add
+
     def step(x: Array) -> Array:
-        windows = np.lib.stride_tricks.sliding_window_view(x, stage.size, (2, 3))
-        windows = windows[:, :, :: stage.stride[0], :: stage.stride[1]]
-        if stage.take == "max":
-            return np.asarray(windows.max((-2, -1)))
-        sums = np.asarray(windows.sum((-2, -1), dtype=np.int32))
-        return sums if windows.dtype != bool else 2 * sums - np.int32(np.prod(stage.size))
+        if stage.take == "sum":
+            x = 2 * x.astype(np.int32) - 1 if x.dtype == bool else x.astype(np.int32)
+        parts = [x[:, :, i : i + down * rows : down, j : j + right * columns : right] for i, j in corners]
+        return np.asarray(reduce(combine, (part[:, :, :rows, :columns] for part in parts)))
 
     return step
