@@ -31,6 +31,7 @@ from spinstep.export.c import to_c
 from spinstep.export.onnx import to_onnx
 from spinstep.export.qonnx import to_qonnx
 from spinstep.export.report import example, measure, to_json
+from spinstep.paper.sections import Table
 from spinstep.paper.small import pair_points
 
 SCALE = 1 / 128  # a power of two: torch's sums of pixels are exact, ties included
@@ -170,14 +171,45 @@ def pair_case(quick: bool) -> dict[str, Any]:
     return compare(model, packed, x[held].numpy().astype(np.int8), x[held], y[held], 1.0)
 
 
+def tables(results: dict[str, Any]) -> str:
+    """What docs/export.md shows."""
+    same, sizes, times = [], [], []
+    for name in (*NETWORKS, PAIR):
+        if own := results.get(name):
+            cells = [f"{own[one]['other_classes']}; {sum(own[one]['other_sums']):,}" for one in RUNS]
+            accuracy = own["torch"]["correct"] / own["images"]
+            same.append([name, f"{own['images']:,}", f"{accuracy:.4f}", *cells])
+            ratio = own["state_dict_bytes"] / own["packed"]["bytes"]
+            numbers = [own["weights"], own["state_dict_bytes"], own["packed"]["bytes"]]
+            c = [own["c"][key] for key in ("constants", "ram", "code_gcc_Os")]
+            cells = [f"{number:,}" for number in (*numbers, own["onnx"]["bytes"], *c)]
+            sizes.append([name, *cells[:3], f"1/{ratio:.1f}", *cells[3:]])
+    for name in REPORTS:
+        for rows in zip(*results.get(name, []), strict=True):
+            ratios = [
+                [row[key] and row[key] / row["packed_ms"] for row in rows] for key in ("float_ms", "int8_ms")
+            ]
+            cells = ["–" if None in own else f"{min(own):.2f}–{max(own):.2f}" for own in ratios]
+            times.append([name.removeprefix("report of "), rows[0]["name"], *cells])
+    images = ["network", "images", "torch accuracy", *(f"{one}: classes; sums" for one in RUNS)]
+    bytes_ = ["network", "weights", "float32", "packed file", "ratio", "ONNX", "C: constants", "RAM", "code"]
+    ratio_ = ["network", "layer", "× float32", "× int8"]
+    made = [Table(images, same), Table(bytes_, sizes), Table(ratio_, times)]
+    return "\n\n".join(table.to_markdown() for table in made)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("export.json"))
     parser.add_argument("--quick", action="store_true", help="one epoch of 10,000 images: not a result")
     parser.add_argument("--report-only", action="store_true", help="time the runtime anew, and nothing else")
+    parser.add_argument("--tables", action="store_true", help="print the results so far, and nothing else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if args.tables:
+        print(tables(results))
+        return
     results["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
 
     def keep() -> None:
