@@ -31,6 +31,7 @@ from spinstep.export.c import to_c
 from spinstep.export.onnx import to_onnx
 from spinstep.export.qonnx import to_qonnx
 from spinstep.export.report import example, measure, to_json
+from spinstep.export.stages import Rescale
 from spinstep.paper.sections import Table
 from spinstep.paper.small import pair_points
 
@@ -144,6 +145,9 @@ def compare(
             own["other_classes"] += int((ours.classes != theirs.classes[:count]).sum())
             for layer, (mine, other) in enumerate(zip(ours.sums, theirs.sums, strict=True)):
                 own["other_sums"][layer] += int((mine != other[:count]).sum())
+    if any(isinstance(stage, Rescale) for stage in packed.stages[:-1]):  # its sums have units of their own
+        for name in RUNS:
+            result[name]["other_sums"] = None
     return result
 
 
@@ -171,12 +175,16 @@ def pair_case(quick: bool) -> dict[str, Any]:
     return compare(model, packed, x[held].numpy().astype(np.int8), x[held], y[held], 1.0)
 
 
+def _total(other_sums: list[int] | None) -> str:
+    return "–" if other_sums is None else f"{sum(other_sums):,}"
+
+
 def tables(results: dict[str, Any]) -> str:
     """What docs/export.md shows."""
     same, sizes, times = [], [], []
     for name in (*NETWORKS, PAIR):
         if own := results.get(name):
-            cells = [f"{own[one]['other_classes']}; {sum(own[one]['other_sums']):,}" for one in RUNS]
+            cells = [f"{own[one]['other_classes']}; {_total(own[one]['other_sums'])}" for one in RUNS]
             accuracy = own["torch"]["correct"] / own["images"]
             same.append([name, f"{own['images']:,}", f"{accuracy:.4f}", *cells])
             ratio = own["state_dict_bytes"] / own["packed"]["bytes"]
