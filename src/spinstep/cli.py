@@ -1,4 +1,4 @@
-"""The command line: ``spinstep paper`` for the experiments, ``spinstep qpu`` for QPUs, ``spinstep bench``."""
+"""The command line: ``spinstep paper`` for the experiments, ``qpu``, ``bench`` and ``export``."""
 
 import argparse
 import signal
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.command(args)
     except ImportError as error:
-        sys.exit(f'{error}; all commands need: pip install "spinstep[paper,fast,graph,qpu]"')
+        sys.exit(f'{error}; all commands need: pip install "spinstep[paper,fast,graph,qpu,export,onnx]"')
     except (ValueError, FileNotFoundError, ConnectionError) as error:
         sys.exit(str(error))
 
@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_paper(commands)
     _add_qpu(commands)
     _add_bench(commands)
+    _add_export(commands)
     return parser
 
 
@@ -128,6 +129,30 @@ def _add_bench(commands: Any) -> None:
     bench.set_defaults(command=_bench)
 
 
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="a trained network as packed bits, C, ONNX or QONNX; or what packing buys",
+        description="Convert a packed network (spinstep.export.pack(model).save(path)), or with --model the "
+        "safetensors checkpoint of a torch network. --report times every layer against torch.",
+    )
+    export.add_argument("checkpoint", nargs="?", type=Path, metavar="CHECKPOINT", help="a safetensors file")
+    export.add_argument("--to", choices=["packed", "c", "onnx", "qonnx"], help="what to write")
+    export.add_argument("--out", type=Path, metavar="PATH", help="where; of C the name without .c and .h")
+    export.add_argument("--report", action="store_true", help="size, operations and time of every layer")
+    export.add_argument("--batch", type=_count, default=256, metavar="N", help="of the report; %(default)s")
+    export.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the network of a torch checkpoint")
+    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one sample, if not one row")
+    export.add_argument("--spins", action="store_true", help="its inputs are -1 and +1, and not pixels")
+    export.add_argument("--scale", type=float, default=1 / 255, help="what torch saw of a pixel; 1/255")
+    export.add_argument("--shift", type=float, default=0.0, help="added to scale * pixel; %(default)s")
+    export.set_defaults(command=_export)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
@@ -194,6 +219,15 @@ def _bench(args: argparse.Namespace) -> None:
     for name in args.names or BENCHMARKS:  # one after the other, or they would time each other
         options = {"quick": args.quick, "seeds": args.repeats, "workers": 1}
         _run_and_print(Lab(name, BENCHMARKS[name], folder, **options))
+
+
+def _export(args: argparse.Namespace) -> None:
+    from spinstep.export import command
+
+    if args.report:
+        _print(command.report(args), [])
+    else:
+        print("\n".join(command.convert(args)))
 
 
 def _run_and_print(lab: "Lab") -> None:

@@ -1,0 +1,231 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spinstep import BinaryConv2d, BinaryLinear, Sign
+from spinstep.export import PackedModel, pack, verify
+from spinstep.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
+
+BACKENDS = ["numba", "numpy"]
+
+
+def batch_norm(size, kind=nn.BatchNorm1d):
+    """Every case a fold can meet: slopes of both signs and zero, offsets of both signs and zero."""
+    norm = kind(size)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    norm.running_mean.normal_(0, 2)
+    norm.running_var.uniform_(0.1, 3)
+    norm.weight.data[:4] = 0
+    norm.bias.data[:4] = torch.tensor([0.0, -0.0, 1.0, -1.0])
+    return norm
+
+
+def mlp():
+    return nn.Sequential(BinaryLinear(784, 100), Sign(), BinaryLinear(100, 70), Sign(), BinaryLinear(70, 10))
+
+
+def mlp_with_norm():
+    return nn.Sequential(
+        BinaryLinear(784, 100), batch_norm(100), Sign(),
+        BinaryLinear(100, 70, scale=False), batch_norm(70), Sign(), nn.Dropout(), BinaryLinear(70, 10),
+    )  # fmt: skip
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        BinaryConv2d(1, 8, 3, stride=2, padding=1), Sign(),
+        BinaryConv2d(8, 12, 3, padding=(1, 0), groups=2), nn.MaxPool2d(2), Sign(),
+        nn.Flatten(), BinaryLinear(12 * 7 * 6, 10),
+    )  # fmt: skip
+
+
+def convolutional_with_norm():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Sequential(BinaryConv2d(1, 8, 3, padding=(0, 1), dilation=(1, 2)), batch_norm(8, nn.BatchNorm2d)),
+        nn.MaxPool2d(2), Sign(), nn.Identity(),
+        BinaryConv2d(8, 12, (3, 5), padding=2), nn.MaxPool2d(3, 2), batch_norm(12, nn.BatchNorm2d), Sign(),
+        nn.Flatten(), BinaryLinear(12 * 42, 10),
+    )  # fmt: skip
+
+
+SIGN_NETWORKS = [mlp, mlp_with_norm, convolutional, convolutional_with_norm]
+
+
+def made(network, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return network().eval()
+
+
+def images(count, seed=0):
+    """Bytes with large dark areas, so that sums of zero, the ties of a sign, occur."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 256, (count, 784)) * (rng.random((count, 784)) < 0.2)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("network", SIGN_NETWORKS, ids=lambda n: n.__name__)
+def test_sums_of_every_layer_are_those_of_torch(network, backend):
+    model, x = made(network), images(300)
+    packed = pack(model, scale=1.0)
+    expected = verify.from_torch(model, torch.from_numpy(x).float())
+    found = packed.sums(x, backend=backend)
+    assert len(found) == len(packed.products)
+    for ours, theirs in zip(found, expected.sums, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(packed.classes(x, backend=backend), expected.classes)
+
+
+@pytest.mark.parametrize("network", SIGN_NETWORKS, ids=lambda n: n.__name__)
+def test_threads_change_nothing(network):
+    packed, x = pack(made(network)), images(600)
+    np.testing.assert_array_equal(packed.scores(x, threads=3), packed.scores(x, threads=1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_folded_batch_norm_has_torchs_sign_at_every_whole_number(seed):
+    torch.manual_seed(seed)
+    layer, norm = BinaryLinear(60, 200), batch_norm(200).eval()
+    norm.running_mean[4:100] = torch.randint(-60, 61, (96,)) * float(layer.scale)  # turns on a whole number
+    norm.bias.data[4:100] = 0
+    packed = pack(nn.Sequential(layer, norm, Sign(), BinaryLinear(200, 2)), kind="spins")
+    threshold = packed.stages[1]
+    sums = torch.arange(-60, 61)[:, None].expand(-1, 200)
+    with torch.no_grad():
+        expected = norm(sums.float() * layer.scale) >= 0
+    found = sums.numpy() * threshold.directions >= threshold.thresholds
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_a_shift_of_the_pixels_is_folded_into_thresholds():
+    model, x = made(mlp), images(200)
+    packed = pack(model, scale=1 / 64, shift=-0.5)  # exact in binary, so that torch has no rounding
+    expected = verify.from_torch(model, torch.from_numpy(x).float() / 64 - 0.5)
+    for ours, theirs in zip(packed.sums(x)[1:], expected.sums[1:], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(packed.classes(x), expected.classes)
+
+
+def test_hardtanh_of_a_square_fan_in_is_exact():
+    model = made(lambda: nn.Sequential(BinaryLinear(16, 4), nn.Hardtanh(), BinaryLinear(4, 2)))
+    rows = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1  # all inputs there are
+    packed = pack(model, kind="spins")
+    rescale = packed.stages[1]
+    assert (rescale.limit, rescale.shift) == (4, 0)
+    with torch.no_grad():
+        scores = model(torch.from_numpy(rows).float()).numpy()
+    np.testing.assert_array_equal(packed.scores(rows) / 8, scores)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_hardtanh_scores_are_torchs_to_four_digits(with_norm, backend):
+    def network():
+        norm = [batch_norm(50)] if with_norm else []
+        last = [batch_norm(10)] if with_norm else []
+        return nn.Sequential(
+            BinaryLinear(784, 50), *norm, nn.Hardtanh(), BinaryLinear(50, 50), nn.Hardtanh(),
+            BinaryLinear(50, 10), *last,
+        )  # fmt: skip
+
+    model, x = made(network), images(200)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x).float() / 255).numpy()
+    found = pack(model).scores(x, backend=backend)
+    unit = (found * expected).sum() / (expected * expected).sum()
+    np.testing.assert_allclose(found / unit, expected, atol=3e-4)
+
+
+def test_an_average_is_a_sum_of_smaller_numbers():
+    model = made(
+        lambda: nn.Sequential(
+            BinaryConv2d(1, 8, 3, scale=False),
+            nn.AvgPool2d(2),
+            Sign(),
+            nn.AvgPool2d((1, 2)),
+            nn.Flatten(),
+            BinaryLinear(8 * 13 * 6, 10),
+        )
+    )
+    x = images(100).reshape(-1, 1, 28, 28)
+    with torch.no_grad():
+        scores = model(torch.from_numpy(x).float()).numpy()
+    packed = pack(model, (1, 28, 28), scale=1.0)
+    unit = 2 * (8 * 13 * 6) ** 0.5
+    np.testing.assert_allclose(packed.scores(x), scores * unit, atol=1e-2)
+    np.testing.assert_array_equal(packed.classes(x), scores.argmax(1))
+
+
+def test_the_first_of_equal_scores_wins():
+    bits = bits_of_spins(np.array([[-1, 1], [1, -1], [1, -1]]))
+    packed = PackedModel("pixels", (2,), (Linear(bits, 2),))
+    assert packed.classes(np.array([[3, 3], [4, 1]], np.uint8)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fan_in", [1, 7, 8, 63, 64, 65, 1023, 1025, 3000])
+@pytest.mark.parametrize("kind", ["spins", "pixels"])
+def test_any_fan_in_adds_up(kind, fan_in, backend):
+    rng = np.random.default_rng(fan_in)
+    spins = rng.choice([-1, 1], (70, fan_in))
+    x = rng.choice([-1, 1], (67, fan_in)) if kind == "spins" else rng.integers(0, 256, (67, fan_in), np.uint8)
+    packed = PackedModel(kind, (fan_in,), (Linear(bits_of_spins(spins), fan_in),))
+    np.testing.assert_array_equal(packed.scores(x, backend=backend), x.astype(np.int64) @ spins.T)
+    np.testing.assert_array_equal(packed.scores(x * 0 + 1, backend=backend)[0], spins.sum(1))
+
+
+def test_bits_and_spins_are_inverse():
+    spins = np.random.default_rng(0).choice([-1, 1], (5, 19))
+    np.testing.assert_array_equal(spins_of_bits(bits_of_spins(spins), 19), spins)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 2)), "shape of one sample"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), nn.ReLU(), BinaryLinear(4, 2)), "cannot be exported"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), BinaryLinear(4, 2)), "Sign or Hardtanh between"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), Sign()), "ends in a binary layer"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), nn.Hardtanh()), "ends in a binary layer"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), nn.Hardtanh(0, 6), BinaryLinear(4, 2)), "Hardtanh of ±1"),
+        (lambda: nn.Sequential(BinaryLinear(70000, 2)), "below 2\\^24"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), Sign(), BinaryLinear(5, 2)), "of 5 inputs"),
+        (
+            lambda: nn.Sequential(BinaryLinear(4, 4), nn.BatchNorm1d(3), Sign(), BinaryLinear(4, 2)),
+            "3 features",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_named(network, message):
+    with pytest.raises(ValueError, match=message):
+        pack(made(network))
+
+
+def test_wrong_samples_are_refused():
+    packed = pack(made(mlp))
+    with pytest.raises(ValueError, match="pixels as uint8"):
+        packed.scores(np.zeros((1, 784), np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        packed.scores(np.zeros((1, 783), np.uint8))
+    with pytest.raises(ValueError, match="-1 or"):
+        pack(made(mlp), kind="spins").scores(np.zeros((1, 784), np.int8))
+
+
+def test_the_packed_model_is_left_alone_by_further_training():
+    model = made(mlp)
+    packed, x = pack(model), images(10)
+    before = packed.scores(x)
+    with torch.no_grad():
+        model[0].weight.neg_()
+    np.testing.assert_array_equal(packed.scores(x), before)
+
+
+def test_stages_of_a_sign_network_without_batch_norm_hold_nothing_but_bits():
+    packed = pack(made(mlp))
+    assert [type(stage) for stage in packed.stages] == [Linear, Threshold, Linear, Threshold, Linear]
+    assert all(s.thresholds is None for s in packed.stages if isinstance(s, Threshold))
+    assert not any(isinstance(stage, Rescale) for stage in packed.stages)

@@ -1,0 +1,71 @@
+import pytest
+from test_export import SIGN_NETWORKS, made
+
+from spinstep.cli import main
+from spinstep.export import PackedModel, pack
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def packed_file(tmp_path):
+    pack(made(SIGN_NETWORKS[0])).save(tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("to", "files"),
+    [
+        ("packed", ["net-packed.safetensors"]),
+        ("c", ["net-c.c", "net-c.h"]),
+        ("onnx", ["net-onnx.onnx"]),
+        ("qonnx", ["net-qonnx.onnx"]),
+    ],
+)
+def test_a_packed_file_goes_to_every_format(packed_file, to, files, capsys):
+    if to.endswith("onnx"):
+        pytest.importorskip("onnx")
+    main(["export", str(packed_file), "--to", to])
+    said = capsys.readouterr().out
+    files = [name.replace("net-c", "net_c") for name in files]
+    assert all((packed_file.parent / name).exists() and name in said for name in files)
+    assert "86,100 weights" in said
+
+
+def test_a_torch_checkpoint_needs_its_network(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\nfrom spinstep import BinaryLinear, Sign\n"
+        "def digits():\n    return nn.Sequential(BinaryLinear(784, 8), Sign(), BinaryLinear(8, 10))\n"
+    )
+    import importlib
+
+    importlib.invalidate_caches()
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_nets
+
+    model = my_nets.digits()
+    safetensors.save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    arguments = ["export", "weights.safetensors", "--to", "packed", "--out", "out.safetensors"]
+    with pytest.raises(SystemExit, match="packed first"):
+        main(arguments)
+    main([*arguments, "--model", "my_nets:digits"])
+    assert PackedModel.load("out.safetensors").to_bytes() == pack(model).to_bytes()
+    with pytest.raises(SystemExit, match="MODULE:FUNCTION"):
+        main([*arguments, "--model", "my_nets"])
+    with pytest.raises(SystemExit, match="no_such"):
+        main([*arguments, "--model", "my_nets:no_such"])
+
+
+def test_a_report_says_what_every_layer_gains(packed_file, capsys, one_thread):
+    pytest.importorskip("rich")
+    main(["export", str(packed_file), "--report", "--batch", "4"])
+    said = capsys.readouterr().out
+    assert "whole network" in said
+    assert "784 → 100" in said
+    assert "int8" in said
+
+
+def test_nothing_to_do_is_an_error_that_says_what_there_is():
+    with pytest.raises(SystemExit, match="--to packed"):
+        main(["export"])

@@ -1,0 +1,258 @@
+"""What a packed file promises: the same network back, or a documented error, never a crash."""
+
+import json
+import struct
+import tempfile
+import tracemalloc
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_export import SIGN_NETWORKS, images, made
+from test_export_c import averages, hardtanh_with_norm
+
+from spinstep.export import PackedFileError, PackedModel, pack
+from spinstep.export.packed import KEY, _checksum
+from spinstep.export.stages import Linear
+
+pytest.importorskip("safetensors")
+
+
+def parts(content):
+    """Header and data of a safetensors file."""
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def joined(header, data):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensors_of(header, data):
+    return {
+        name: np.frombuffer(data[slice(*entry["data_offsets"])], _DTYPES[entry["dtype"]]).reshape(
+            entry["shape"]
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def with_network(content, change):
+    """The file with another description of its network and the checksum that goes with it."""
+    header, data = parts(content)
+    signed = json.loads(header["__metadata__"][KEY])
+    change(signed["network"])
+    signed["sha256"] = _checksum(signed["network"], tensors_of(header, data))
+    header["__metadata__"][KEY] = json.dumps(signed)
+    return joined(header, data)
+
+
+_DTYPES = {"U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
+
+
+@pytest.mark.parametrize("network", [*SIGN_NETWORKS, hardtanh_with_norm, averages], ids=lambda n: n.__name__)
+def test_a_file_holds_the_same_network(network, tmp_path):
+    packed, x = pack(made(network)), images(10)
+    packed.save(tmp_path / "net.safetensors")
+    loaded = PackedModel.load(tmp_path / "net.safetensors")
+    assert loaded.to_bytes() == packed.to_bytes()
+    np.testing.assert_array_equal(loaded.scores(x), packed.scores(x))
+
+
+def test_the_bits_of_a_wide_network_take_a_thirtieth_of_its_floats(tmp_path):
+    from torch import nn
+
+    from spinstep import BinaryLinear, Sign
+
+    model = nn.Sequential(
+        BinaryLinear(784, 1024), Sign(), BinaryLinear(1024, 1024), Sign(), BinaryLinear(1024, 10)
+    )
+    floats = sum(4 * value.numel() for value in model.state_dict().values())
+    assert 30 * len(pack(model).to_bytes()) < floats
+
+
+def small_files():
+    """Files small enough to be damaged in every place: with thresholds, lines, pools and convolutions."""
+    from torch import nn
+
+    from spinstep import BinaryConv2d, BinaryLinear, Sign
+
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    first = nn.Sequential(
+        BinaryConv2d(1, 4, 3, padding=1), norm, nn.MaxPool2d(2), Sign(), nn.Flatten(), BinaryLinear(64, 3)
+    )
+    second = nn.Sequential(BinaryLinear(64, 5), nn.Hardtanh(), BinaryLinear(5, 3), nn.BatchNorm1d(3))
+    return [pack(first.eval(), (1, 8, 8)).to_bytes(), pack(second.eval()).to_bytes()]
+
+
+def malformed(count, seed=0):
+    """So many damaged files: flipped bits, cut ends, wrong shapes, sizes beyond all bounds, noise."""
+    rng, originals = np.random.default_rng(seed), small_files()
+    huge = [0, -1, 2**24 + 1, 2**31, 2**62, 10**30, 1e300, "8", None, True, [], [1, 2, 3], [2**40, 2**40], {}]
+    for place in range(count):
+        content = originals[place % len(originals)]
+        damage = place % 5
+        if damage == 0:
+            changed = bytearray(content)
+            for _ in range(rng.integers(1, 4)):
+                spot = int(rng.integers(len(changed)))
+                changed[spot] ^= 1 << int(rng.integers(8))
+            content = bytes(changed)
+        elif damage == 1:
+            content = content[: rng.integers(len(content))]
+        elif damage == 2:  # one number, one name or one field of the description, signed again
+            value = huge[rng.integers(len(huge))]
+            content = with_network(content, lambda network, v=value: _spoil(network, rng, v))
+        elif damage == 3:  # shapes and offsets of the tensors
+            header, data = parts(content)
+            name = list(header)[rng.integers(1, len(header))]
+            field = ["shape", "data_offsets", "dtype"][rng.integers(3)]
+            others = {"dtype": ["F64", "BF16", "BOOL", "X9", 3]}.get(field, huge)
+            header[name][field] = others[rng.integers(len(others))]
+            content = joined(header, data)
+        else:  # a length of the header beyond the file, or bytes from nowhere
+            if rng.integers(2):
+                content = struct.pack("<Q", int(rng.integers(2**63))) + content[8:]
+            else:
+                content = rng.bytes(int(rng.integers(1, 400)))
+        yield content
+
+
+def _spoil(network, rng, value):
+    """Put ``value`` somewhere into the description, remove a field, or nest it beyond reason."""
+    stage = network["stages"][rng.integers(len(network["stages"]))]
+    choice = rng.integers(6)
+    if choice == 0:
+        network["shape"] = value
+    elif choice == 1:
+        network[["kind", "stages", "new"][rng.integers(3)]] = value
+    elif choice == 2:
+        stage.pop(list(stage)[rng.integers(len(stage))])
+    elif choice == 3:
+        network["shape"][rng.integers(len(network["shape"]))] = value
+    else:
+        stage[list(stage)[rng.integers(len(stage))]] = value
+
+
+@contextmanager
+def little_room(megabytes):
+    """An address space that can grow by so much: what claims more then fails, in Rust as in Python."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("needs /proc to know how large the process is")
+    size = int(statm.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + megabytes * 2**20, limits[1]))
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.fixture
+def memory_folder(tmp_path):
+    """A folder in memory where there is one: a disk takes milliseconds to write a file anew."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
+def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_memory(memory_folder):
+    path = memory_folder / "net.safetensors"
+    path.write_bytes(small_files()[0])
+    PackedModel.load(path).scores(np.zeros((1, 64), np.uint8), backend="numpy")  # imports, once
+    messages, others, excess = [], [], []
+    with little_room(megabytes=64):
+        for content in malformed(10_000):
+            path.write_bytes(content)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            try:
+                others.append(PackedModel.load(path))  # signed again and still a network, if another one
+            except PackedFileError as error:
+                messages.append(str(error))
+            excess.append(tracemalloc.get_traced_memory()[1] - before - 2 * len(content))
+    assert len(messages) + len(others) == 10_000
+    assert all(message.startswith(str(path)) for message in messages)
+    assert len(others) < 200
+    for model in others:
+        model.scores(np.ones((1, *model.shape), np.uint8), backend="numpy")
+    assert max(excess) < 16_000  # what Python takes for a header and an error, whatever the file
+
+
+def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):
+    path = tmp_path / "net.safetensors"
+    bits = np.random.default_rng(0).integers(0, 256, (8_000, 1_000), np.uint8)
+    PackedModel("pixels", (8_000,), (Linear(bits, 8_000),)).save(path)
+    tracemalloc.start()
+    PackedModel.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 8_000_000
+    assert peak < 2 * path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda n: n["stages"][0].update(channels=2), "bytes"),
+        (lambda n: n["stages"][0].update(kernel=[2**40, 2**40]), "kernel is a pair"),
+        (lambda n: n["stages"][0].update(stage="exec"), "none of linear"),
+        (lambda n: n["stages"][0].update(more=1), "needs"),
+        (lambda n: n["stages"].pop(), "no stage uses"),
+        (lambda n: n.update(shape=[1, 20, 20]), "64 inputs got"),
+        (lambda n: n.update(shape=[1, 2**13, 2**13]), "numbers between two stages"),
+        (lambda n: n.update(kind="integers"), "pixels"),
+        (lambda n: n["stages"].insert(0, {"stage": "flatten", "tensors": ["x"]}), "no tensor"),
+    ],
+)
+def test_a_wrong_description_is_refused_even_if_its_checksum_fits(change, message, tmp_path):
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(with_network(small_files()[0], change))
+    with pytest.raises(PackedFileError, match=message):
+        PackedModel.load(path)
+
+
+def test_changed_content_and_other_versions_are_told_apart(tmp_path):
+    path, content = tmp_path / "net.safetensors", small_files()[0]
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(PackedFileError, match="SHA-256"):
+        PackedModel.load(path)
+    header, data = parts(content)
+    header["__metadata__"][KEY] = header["__metadata__"][KEY].replace('"version": 1', '"version": 2')
+    path.write_bytes(joined(header, data))
+    with pytest.raises(PackedFileError, match="version"):
+        PackedModel.load(path)
+    path.write_bytes(with_network(content, lambda network: None))
+    PackedModel.load(path)  # the untouched description, signed again
+
+
+def test_deep_nesting_and_long_numbers_are_refused(tmp_path):
+    path = tmp_path / "net.safetensors"
+    header, data = parts(small_files()[0])
+    for network in ("[" * 100_000, "9" * 10_000, '{"kind": NaN}', ""):
+        header["__metadata__"][KEY] = network
+        path.write_bytes(joined(header, data))
+        with pytest.raises(PackedFileError):
+            PackedModel.load(path)
+
+
+def test_a_checkpoint_of_torch_weights_is_told_what_to_do(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(made(SIGN_NETWORKS[0]).state_dict(), tmp_path / "weights.safetensors")
+    with pytest.raises(PackedFileError, match="packed first"):
+        PackedModel.load(tmp_path / "weights.safetensors")
+    with pytest.raises(FileNotFoundError):
+        PackedModel.load(tmp_path / "none.safetensors")
