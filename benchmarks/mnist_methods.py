@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -71,9 +71,15 @@ METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], list[dict[str, fl
     "ProxQuant": (proxquant, grid(lr=(3e-3, 1e-2, 3e-2), regularization=(3e-4, 1e-3, 3e-3, 1e-2))),
     "Bop": (Bop, grid(lr=(1e-4, 3e-4, 1e-3, 3e-3), threshold=(3e-6, 1e-5, 3e-5))),
     "QP-SBGD as published": (published, [{"lr": 10 ** (k / 2 - 6)} for k in range(12)]),
-    "QP-SBGD": (QPSBGD, grid(lr=(3e-3, 1e-2, 3e-2, 1e-1), target_rms=(0.5, 1, 2))),
+    "QP-SBGD": (
+        partial(QPSBGD, momentum=0.0, rank=None),
+        grid(lr=(3e-3, 1e-2, 3e-2, 1e-1), target_rms=(0.5, 1, 2)),
+    ),
     "real weights, Adam": (real, grid(lr=(1e-2, 2e-2, 4e-2, 8e-2, 0.15, 0.3), beta2=(0.999, 0.99))),
-    "QP-SBGD, momentum 0.9": (QPSBGD, grid(lr=(3e-3, 1e-2, 3e-2), target_rms=(1, 2, 4, 8), momentum=(0.9,))),
+    "QP-SBGD, momentum 0.9": (
+        partial(QPSBGD, rank=None),
+        grid(lr=(3e-3, 1e-2, 3e-2), target_rms=(1, 2, 4, 8), momentum=(0.9,)),
+    ),
 }
 
 

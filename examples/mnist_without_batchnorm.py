@@ -65,7 +65,12 @@ def main() -> None:
 
     model = network(args.sizes, args.activation)
     optimizer = QPSBGD(
-        binary_parameters(model), args.lr, target_rms=args.target_rms, momentum=args.momentum, seed=args.seed
+        binary_parameters(model),
+        args.lr,
+        target_rms=args.target_rms,
+        momentum=args.momentum,
+        rank=None,
+        seed=args.seed,
     )
     steps = args.epochs * -(-len(x) // args.batch)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)

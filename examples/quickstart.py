@@ -28,7 +28,6 @@ METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[float, ...]
     "BinaryConnect signSGD": (partial(SignSGD, momentum=0.9), (1e-4, 3e-4, 1e-3, 3e-3)),
     "BinaryConnect Adam": (partial(BinaryConnect, optimizer=torch.optim.Adam), (3e-4, 1e-3, 3e-3, 1e-2)),
     "QP-SBGD": (QPSBGD, RATES),
-    "QP-SBGD, momentum 0.9": (partial(QPSBGD, momentum=0.9, target_rms=2.0), RATES),
 }
 
 
