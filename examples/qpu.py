@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -90,9 +91,9 @@ def train(
 ) -> tuple[nn.Module, int]:
     """The trained network and the steps that were taken: fewer than asked if the budget runs out."""
     (x, y), model = data, network(args.seed)
-    optimizer = QPSBGD(
-        binary_parameters(model), args.lr, solver=solver, target_rms=args.target_rms, seed=args.seed
-    )
+    # One batch, all directions: in small layers that is where an annealer has something to solve.
+    one_batch: dict[str, Any] = {"target_rms": args.target_rms, "momentum": 0.0, "rank": None}
+    optimizer = QPSBGD(binary_parameters(model), args.lr, solver=solver, seed=args.seed, **one_batch)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * steps_of(args))
     batches = torch.Generator().manual_seed(args.seed)
     bar = TextColumn(f"{name:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
