@@ -549,7 +549,7 @@ def canary(folder: Path, steps: int, level: int = 1, probability: float = 0.2) -
                 sapi.inject(stage, kind, 1, probability, **details)
         torch.manual_seed(0)
         model = nn.Sequential(BinaryLinear(4, 2), nn.Hardtanh(), BinaryLinear(2, 2))
-        optimizer = QPSBGD(binary_parameters(model), solver=solver)
+        optimizer = QPSBGD(binary_parameters(model), solver=solver, target_rms=1.0, momentum=0.0, rank=None)
         errors: list[BaseException] = []
         for _ in range(steps):
             optimizer.zero_grad()

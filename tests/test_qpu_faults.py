@@ -90,7 +90,9 @@ class Training:
     def __init__(self, solver, seed=0):
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(BinaryLinear(4, 2), torch.nn.Hardtanh(), BinaryLinear(2, 2))
-        self.optimizer = QPSBGD(binary_parameters(self.model), lr=0.1, solver=solver)
+        self.optimizer = QPSBGD(
+            binary_parameters(self.model), lr=0.1, solver=solver, target_rms=1.0, momentum=0.0, rank=None
+        )
 
     def steps(self, first, last):
         for number in range(first, last):
