@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from spinstep import QPSBGD, BinaryLinear, binary_parameters
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.qpu import BudgetError, Chip, Journal, QPUService, QPUSolver, ServiceError, StepError
 from spinstep.qpu.packing import Ising, Page, Programmed
 from spinstep.qpu.service import AnswerError, decoded, encoded
@@ -549,7 +550,7 @@ def canary(folder: Path, steps: int, level: int = 1, probability: float = 0.2) -
                 sapi.inject(stage, kind, 1, probability, **details)
         torch.manual_seed(0)
         model = nn.Sequential(BinaryLinear(4, 2), nn.Hardtanh(), BinaryLinear(2, 2))
-        optimizer = QPSBGD(binary_parameters(model), solver=solver, target_rms=1.0, momentum=0.0, rank=None)
+        optimizer = QPSBGD(binary_parameters(model), solver=solver, **ONE_BATCH)
         errors: list[BaseException] = []
         for _ in range(steps):
             optimizer.zero_grad()

@@ -13,8 +13,6 @@ goes on where it was.
 import argparse
 import itertools
 import json
-import math
-import statistics
 import threading
 import time
 import warnings
@@ -30,11 +28,12 @@ from torch import Tensor, nn
 from spinstep import BinaryLeastSquares, BinaryLinear, binary_parameters
 from spinstep.data import mnist
 from spinstep.distributed import DistributedQPSBGD, Wire
+from spinstep.paper.methods import Settings, grid
+from spinstep.paper.statistics import estimate
 from spinstep.solvers import BlockDescentSolver, SignSolver, Solver
 
 SIZES, EPOCHS, HELD_OUT = (784, 512, 512, 10), 2, 10_000
 TUNING_SEED, TEST_SEEDS = 0, (1, 2, 3, 4, 5)
-Settings = dict[str, float]
 
 
 class Room:
@@ -73,10 +72,6 @@ class Inverted(BlockDescentSolver):
 
     def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
         return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
-
-
-def grid(**values: Iterable[float]) -> list[Settings]:
-    return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
 PROJECTION = grid(lr=(1e-2, 2e-2, 4e-2), target_rms=(2, 4), momentum=(0.9,))
@@ -214,12 +209,6 @@ class Results:
         return line
 
 
-def interval(values: list[float]) -> str:
-    """Mean and half width of the 95 % interval (Student, five seeds: t = 2.776)."""
-    half = 2.776 * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.4f} ± {half:.4f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("vote_accuracy.jsonl"))
@@ -240,10 +229,10 @@ def main() -> None:
         print(f"{'method':26} {'test':>16} {'against gather':>17}  suspects  chosen of 6 trials")
         for method, lines in found.items():
             own = [line["accuracy"] for line in lines]
-            apart = interval([a - b for a, b in zip(own, baseline, strict=True)])
+            apart = str(estimate([a - b for a, b in zip(own, baseline, strict=True)]))
             suspects = sorted({rank for line in lines for rank in line["suspects"]})
             chosen = ", ".join(f"{k}={v:g}" for k, v in best[method].items())
-            print(f"{method:26} {interval(own):>16} {apart:>17}  {suspects!s:8}  {chosen}")
+            print(f"{method:26} {estimate(own)!s:>16} {apart:>17}  {suspects!s:8}  {chosen}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ from torch import nn
 
 from spinstep import QPSBGD, BinaryLinear, binary_parameters
 from spinstep.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.signs import spins_of
 from spinstep.solvers import SignSolver
 
 METHODS = {
     "QPSBGD": functools.partial(QPSBGD, lr=0.01),
-    "QPSBGD with momentum": functools.partial(QPSBGD, lr=0.01, momentum=0.9),
+    "QPSBGD, all directions": functools.partial(QPSBGD, lr=0.01, target_rms=1.0, rank=None),
+    "QPSBGD, one batch alone": functools.partial(QPSBGD, lr=0.01, **ONE_BATCH),
     "BinaryConnect SGD": functools.partial(BinaryConnect, optimizer=torch.optim.SGD, lr=0.3),
     "BinaryConnect Adam": functools.partial(BinaryConnect, optimizer=torch.optim.Adam, lr=0.01),
     "SignSGD": functools.partial(SignSGD, lr=0.003),

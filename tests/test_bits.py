@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import QPSBGD, BinaryLinear, Bits, binary_parameters
+from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, Bits, binary_parameters
 from spinstep.solvers import ExactSolver
 
 
@@ -47,3 +47,11 @@ def test_more_bits_come_nearer_to_a_real_weight():
 def test_no_bits_at_all_is_refused():
     with pytest.raises(ValueError, match="count is at least 1, got 0"):
         Bits(0)
+
+
+def test_channels_of_images_have_bits_too():
+    torch.manual_seed(0)
+    bits, layer = Bits(2, dim=1), BinaryConv2d(2 * 3, 4, 3, scale=False)
+    x = torch.randn(2, 3, 8, 8)
+    expected = nn.functional.conv2d(x, bits.values(layer.binary_weight)) * bits.scale
+    torch.testing.assert_close(layer(bits(x)).detach(), expected)

@@ -25,6 +25,7 @@ from spinstep import (
     real_parameters,
 )
 from spinstep.data import mnist
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.record import record_of
 from spinstep.solvers import BlockDescentSolver, DimodSolver
 
@@ -51,7 +52,7 @@ def layer_problems(data_folder):
     data = mnist("train")
     x, y = unit_rms(data), data.labels
     model = network(784, 512, 512, 10)
-    optimizer = QPSBGD(binary_parameters(model), target_rms=1.0, momentum=0.0, rank=None)
+    optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step, rows in enumerate(torch.randperm(len(x)).split(100)):
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         if step == 40:

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, LayerRecord, binary_parameters
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.record import record_of
 from spinstep.signs import spins_of
 from spinstep.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
-
-ONE_BATCH = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
-"""The step of this batch alone, in all directions."""
 
 
 def small_model(seed=0):
@@ -224,6 +222,19 @@ def test_by_default_the_quadratic_term_keeps_the_directions_that_lead():
     torch.testing.assert_close(sent.H, whole.fields())
     lost = (sent.Z.T @ sent.Z - whole.Z.T @ whole.Z).norm() / (whole.Z.T @ whole.Z).norm()
     assert 0 < lost < 0.05
+
+
+def test_a_checkpoint_from_before_there_were_ranks_goes_on_as_it_was():
+    model, solver = small_model(), Spy()
+    optimizer = QPSBGD(binary_parameters(model), solver=solver)
+    old = optimizer.state_dict()
+    for group in old["param_groups"]:
+        del group["rank"]
+        group["target_rms"] = 1.0
+    optimizer.load_state_dict(old)
+    backward(model, rows=20)
+    optimizer.step()
+    assert [len(problem.Z) for problem, _ in solver.calls] == [20, 20]
 
 
 def test_a_step_that_fails_can_be_taken_again():

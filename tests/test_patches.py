@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, LayerRecord, binary_parameters
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.patches import Patches
 from spinstep.problem import PatchLeastSquares
 from spinstep.record import record_of
@@ -44,7 +45,7 @@ def test_blocks_chunks_and_norm_are_those_of_the_unfolded_images(kernel, stride,
 def convolution_record(groups=1):
     torch.manual_seed(0)
     layer = BinaryConv2d(6, 8, 3, padding=1, groups=groups)
-    optimizer = QPSBGD(binary_parameters(layer), lr=0.01, target_rms=1.0, momentum=0.0, rank=None)
+    optimizer = QPSBGD(binary_parameters(layer), lr=0.01, **ONE_BATCH)
     layer(torch.randn(4, 6, 9, 9)).square().sum().backward()
     return layer, optimizer, record_of(layer.weight).layers()
 

@@ -19,6 +19,7 @@ import requests
 import torch
 
 from spinstep import QPSBGD, BinaryLinear, binary_parameters
+from spinstep.paper.methods import ONE_BATCH
 from spinstep.qpu import BudgetError, Journal, QPUService, QPUSolver, ServiceError, StepError
 from spinstep.qpu.packing import Programmed
 from spinstep.qpu.service import AnswerError, _checked_endpoint, decoded
@@ -90,9 +91,7 @@ class Training:
     def __init__(self, solver, seed=0):
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(BinaryLinear(4, 2), torch.nn.Hardtanh(), BinaryLinear(2, 2))
-        self.optimizer = QPSBGD(
-            binary_parameters(self.model), lr=0.1, solver=solver, target_rms=1.0, momentum=0.0, rank=None
-        )
+        self.optimizer = QPSBGD(binary_parameters(self.model), lr=0.1, solver=solver, **ONE_BATCH)
 
     def steps(self, first, last):
         for number in range(first, last):

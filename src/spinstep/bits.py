@@ -9,7 +9,7 @@ class Bits(nn.Module):
 
     A weight of ``k`` bits is ``s₀ + s₁/2 + … + s_(k-1)/2^(k-1)`` with spins ``s``, one of ``2^k`` evenly
     spaced values. Its product with ``x`` is that of ``k`` spins with ``x, x/2, …``, so the layer behind
-    takes ``count`` times as many inputs, and its problem, solver and export stay what they are.
+    takes ``count`` times as many inputs, and its problem and solver stay what they are.
 
     Args:
         count: Bits a weight.

@@ -207,8 +207,9 @@ class QPSBGD(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # a copied weight has lost its record
-            for weight in group["params"]:
+        for group in self.param_groups:
+            group.setdefault("rank", None)  # a checkpoint from before there were ranks goes on as it was
+            for weight in group["params"]:  # a copied weight has lost its record
                 start_recording(weight, self.keep_grad)
 
 

@@ -65,10 +65,7 @@ class BinaryLeastSquares:
                 x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
         if isinstance(x, Patches) and rows == "uniform":
             problem: BinaryLeastSquares = PatchLeastSquares(_uniform(x), grad)
-            if target_rms not in (
-                None,
-                "auto",
-            ):  # n inputs reach but √(n/r) of a target that is noise to them
+            if target_rms not in (None, "auto"):  # noise to n inputs, of which they reach but √(n/r)
                 target_rms *= max(1.0, len(grad) / x.shape[1]) ** 0.5
         else:
             problem = BinaryLeastSquares(jacobian(x if isinstance(x, Tensor) else x.dense(), rows), grad)

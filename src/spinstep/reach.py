@@ -1,5 +1,7 @@
 """How far spins reach: the scale of a target, what rows have in common, and the directions that lead."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ SAMPLE = 128  # rows that stand for all
 AUTO = 0.35  # the target of a row that has nothing in common with others
 
 
-def reachable_target(grad: Tensor, target_rms: float | Tensor | None) -> Tensor:  # (r, m) -> (r, m)
+def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)
     """Scale each unit's gradient over the batch to a root mean square of ``target_rms``.
 
     A mean-reduced loss has gradients far smaller than what ``Z G`` can be, and the nearest spins to a
@@ -26,13 +28,13 @@ def reachable_target(grad: Tensor, target_rms: float | Tensor | None) -> Tensor:
     return grad * torch.where(rms > ROUNDING * largest, target_rms / rms, 0)
 
 
-def suitable_target(gram: Tensor, count: int) -> Tensor:
+def suitable_target(gram: Tensor, count: int) -> float:
     """A ``target_rms`` by how much ``count`` rows have in common, of some of which ``gram`` has the products.
 
     What rows ask for is mostly noise to the inputs, so ``N`` rows that resemble each other reach but
     ``1/√N`` of it. They get ``√N`` times the target of a row that stands alone.
     """
-    return AUTO * overlap(gram, count).sqrt()
+    return AUTO * math.sqrt(overlap(gram, count))
 
 
 def sampled(x: Tensor | Patches) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
@@ -43,18 +45,17 @@ def sampled(x: Tensor | Patches) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
     return rows, rows @ rows.T
 
 
-def overlap(gram: Tensor, count: int) -> Tensor:
+def overlap(gram: Tensor, count: int) -> float:
     """With how many of ``count`` rows a row shares its inputs, itself included: a sum of squared cosines.
 
     Example:
         >>> overlap(torch.eye(8), 8), overlap(torch.ones(8, 8), 8), overlap(torch.ones(8, 8), 800)
-        (tensor(1.), tensor(8.), tensor(800.))
+        (1.0, 8.0, 800.0)
     """
-    own, all_ = gram.diagonal(), gram.square().sum()
-    squares = own.square().sum()
-    others = (all_ - squares) / max(1, len(gram) * (len(gram) - 1))
-    norm = own.mean().square()
-    return (squares / len(gram) + (count - 1) * others) / norm.clamp_(min=torch.finfo(norm.dtype).tiny)
+    own = gram.diagonal()
+    norm, squares, all_ = (float(t) for t in (own.mean(), own.square().mean(), gram.square().sum()))
+    others = (all_ - len(gram) * squares) / max(1, len(gram) * (len(gram) - 1))
+    return (squares + (count - 1) * others) / norm**2 if norm > 0 else 0.0
 
 
 def leading(rows: Tensor, gram: Tensor, rank: int) -> Tensor:  # (s, n) -> (at most rank, n)

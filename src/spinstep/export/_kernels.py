@@ -13,6 +13,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from spinstep._vectors import load, splat, store
+
 Array = npt.NDArray[Any]
 LANES = 64  # units of a popcount, samples of a table: vectors of this many numbers
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -96,8 +98,8 @@ def _count_differences(  # type: ignore[no-untyped-def]
         ones, twos, fours, eights = (cgutils.alloca_once_value(builder, zero) for _ in range(4))
 
         def difference(place: Any) -> Any:
-            bits = _splat(builder, builder.load(builder.gep(inputs, [place])), _BYTES)
-            return builder.xor(bits, _load(builder, units, builder.mul(place, _I64(LANES)), _BYTES))
+            bits = splat(builder, builder.load(builder.gep(inputs, [place])), _BYTES)
+            return builder.xor(bits, load(builder, units, builder.mul(place, _I64(LANES)), _BYTES))
 
         def carry(total: Any, first: Any, second: Any) -> Any:
             """Add two bits to those of ``total``; what does not fit is returned."""
@@ -116,14 +118,14 @@ def _count_differences(  # type: ignore[no-untyped-def]
         def widened(total: Any) -> Any:
             return builder.zext(total, _SUMS)
 
-        count = builder.shl(widened(builder.load(eights)), _splat(builder, _I32(3), _SUMS))
+        count = builder.shl(widened(builder.load(eights)), splat(builder, _I32(3), _SUMS))
         for power, total in enumerate((ones, twos, fours)):
             part = widened(_popcount(builder, builder.load(total)))
-            count = builder.add(count, builder.shl(part, _splat(builder, _I32(power), _SUMS)))
-        twice = builder.shl(count, _splat(builder, _I32(1), _SUMS))
+            count = builder.add(count, builder.shl(part, splat(builder, _I32(power), _SUMS)))
+        twice = builder.shl(count, splat(builder, _I32(1), _SUMS))
         units_out = builder.extract_value(out.shape, 1)
         place = builder.add(builder.mul(row, units_out), builder.mul(block, _I64(LANES)))
-        _store(builder, builder.sub(_load(builder, out.data, place, _SUMS), twice), out.data, place)
+        store(builder, builder.sub(load(builder, out.data, place, _SUMS), twice), out.data, place)
         return context.get_dummy_value()
 
     return types.void(x, row, weight, block, start, stop, out), codegen
@@ -141,29 +143,13 @@ def _add_from_table(typing_context, table, word, total, unit):  # type: ignore[n
         for group in range(16):
             four = builder.and_(builder.lshr(args[1], _I64(4 * group)), _I64(15))
             place = builder.mul(builder.add(four, _I64(16 * group)), _I64(LANES))
-            added = builder.add(added, _load(builder, table.data, place, vector))
+            added = builder.add(added, load(builder, table.data, place, vector))
         place = builder.mul(args[3], _I64(LANES))
         wide = added if number.width == 32 else builder.sext(added, _SUMS)
-        _store(builder, builder.add(_load(builder, total.data, place, _SUMS), wide), total.data, place)
+        store(builder, builder.add(load(builder, total.data, place, _SUMS), wide), total.data, place)
         return context.get_dummy_value()
 
     return types.void(table, word, total, unit), codegen
-
-
-def _load(builder: Any, data: Any, place: Any, vector: Any) -> Any:
-    pointer = builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
-    return builder.load(pointer, align=vector.element.width // 8)
-
-
-def _store(builder: Any, value: Any, data: Any, place: Any) -> None:
-    pointer = builder.bitcast(builder.gep(data, [place]), value.type.as_pointer())
-    builder.store(value, pointer, align=value.type.element.width // 8)
-
-
-def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, _I32(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
 
 
 def _popcount(builder: Any, value: Any) -> Any:  # of every byte

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from spinstep.export.stages import (
     Threshold,
     spins_of_bits,
 )
+from spinstep.solvers._kernels import HAS_NUMBA
 
 if TYPE_CHECKING:
     from spinstep.export.packed import PackedModel
@@ -39,10 +39,9 @@ def chosen(backend: Backend) -> Literal["numba", "numpy"]:
     """The backend that a name stands for on this machine."""
     if backend not in ("auto", "numba", "numpy"):
         raise ValueError(f'backend is "auto", "numba" or "numpy", got {backend!r}')
-    has_numba = find_spec("numba") is not None
-    if backend == "numba" and not has_numba:
+    if backend == "numba" and not HAS_NUMBA:
         raise ImportError('the popcount runtime needs numba: pip install "spinstep[export]"')
-    return "numpy" if backend == "numpy" or not has_numba else "numba"
+    return "numpy" if backend == "numpy" or not HAS_NUMBA else "numba"
 
 
 class Runtime:

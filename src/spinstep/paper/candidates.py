@@ -62,7 +62,7 @@ class AgainstOverlap(QPSBGD):
 
     def _pose(self, layer: Any) -> Any:
         rows, inputs = layer.records[0].x.shape
-        common = float(overlap(sampled(layer.records[0].x)[1], rows))
+        common = overlap(sampled(layer.records[0].x)[1], rows)
         if isinstance(layer.records[0].x, Patches):
             common /= max(1.0, rows / inputs)  # which the target of a convolution has already
         target = layer.group["target_rms"] * common**0.5

@@ -57,7 +57,7 @@ def make_solver(name: str) -> Solver:
 
 
 ONE_BATCH: Settings = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
-"""The step that knows no batch but its own, in all directions: the default before version 0.2."""
+"""The step that knows no batch but its own, in all directions: the default until ranks came."""
 
 
 def _qpsbgd(params: Params, seed: int, solver: str = "block", **settings: float) -> Optimizer:

@@ -10,43 +10,40 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
+from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
+
+from spinstep._vectors import load, splat, store
 
 Array = npt.NDArray[Any]
 _intrinsic: Any = intrinsic  # whose own type says that it never returns
-LANES, SPAN, TILE = 32, 128, 16
+LANES, SPAN, TILE = 32, 512, 16
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
 _UNITS, _SPINS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_FLOAT, TILE)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def feed_back(H: Array, Z: Array, G: Array) -> None:
+def feed_back(H: Array, rows: tuple[Array, ...], G: Array) -> None:
     """Set spin after spin to the sign of ``H`` less what the spins before it make of its couplings.
 
     Args:
         H: Fields, shape ``(m, n)``, single precision like the rest.
-        Z: Directions of the inputs, shape ``(n, k)``.
+        rows: Directions of the inputs, shape ``(n,)`` each; compiled anew for every number of them.
         G: Receives the spins, shape ``(m, n)``.
     """
-    (m, n), k = H.shape, Z.shape[1]
+    (m, n), k = H.shape, len(rows)
     work = np.zeros((k + SPAN) * LANES, np.float32)  # outputs of the spins so far, then fields of some
     for unit in range(0, m, LANES):
         work[: k * LANES] = 0
         for start in range(0, n, SPAN):
             _move(H, unit, start, work, k, True)
-            for i in range(min(SPAN, n - start)):
-                own = (k + i) * LANES
-                for q in range(k):
-                    _add_scaled(work, own, q * LANES, -Z[start + i, q])
-                _take_sign(work, own)
-                for q in range(k):
-                    _add_scaled(work, q * LANES, own, Z[start + i, q])
+            _set_spins(work, rows, start, min(SPAN, n - start))
             _move(G, unit, start, work, k, False)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _move(matrix: Array, unit: int, start: int, work: Array, k: int, inwards: bool) -> None:
-    """32 units by 128 spins between a matrix and the working memory, which has spins first."""
+    """32 units by 512 spins between a matrix and the working memory, which has spins first."""
     n, units = matrix.shape[1], min(LANES, matrix.shape[0] - unit)
     for row in range(0, units, TILE):
         for i in range(0, min(SPAN, n - start), TILE):
@@ -66,35 +63,39 @@ def _move(matrix: Array, unit: int, start: int, work: Array, k: int, inwards: bo
 
 
 @_intrinsic
-def _add_scaled(typing_context, work, to, source, factor):  # type: ignore[no-untyped-def]
-    """``work[to] += factor · work[source]`` for all lanes."""
+def _set_spins(typing_context, work, rows, start, count):  # type: ignore[no-untyped-def]
+    """``count`` fields become spins, one after the other for all lanes; outputs stay in registers."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        to, source = (builder.bitcast(builder.gep(data, [k]), _UNITS.as_pointer()) for k in arguments[1:3])
-        empty = ir.Constant(_UNITS, ir.Undefined)
-        first = builder.insert_element(empty, arguments[3], _I32(0))
-        factors = builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
-        product = builder.fmul(factors, builder.load(source, align=4), flags=["contract"])
-        builder.store(builder.fadd(builder.load(to, align=4), product, flags=["contract"]), to, align=4)
-        return context.get_dummy_value()
-
-    return types.void(work, to, source, factor), generate
-
-
-@_intrinsic
-def _take_sign(typing_context, work, place):  # type: ignore[no-untyped-def]
-    """Fields of all lanes become spins; zero counts as +1."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        own = builder.bitcast(builder.gep(data, [arguments[1]]), _UNITS.as_pointer())
+        work, tuple_, start, count = arguments
+        data = context.make_array(signature.args[0])(context, builder, work).data
+        kind, directions = signature.args[1], range(signature.args[1].count)
+        rows = [
+            context.make_array(kind.dtype)(context, builder, builder.extract_value(tuple_, q)).data
+            for q in directions
+        ]
+        places = [start.type(q * LANES) for q in directions]
+        outputs = [alloca_once_value(builder, load(builder, data, place, _UNITS)) for place in places]
         zero, up, down = (ir.Constant(_UNITS, [value] * LANES) for value in (0.0, 1.0, -1.0))
-        positive = builder.fcmp_ordered(">=", builder.load(own, align=4), zero)
-        builder.store(builder.select(positive, up, down), own, align=4)
+        with for_range(builder, count) as loop:
+            place = builder.mul(builder.add(loop.index, start.type(len(rows))), start.type(LANES))
+            own = [builder.load(builder.gep(row, [builder.add(start, loop.index)])) for row in rows]
+            factors = [splat(builder, factor, _UNITS) for factor in own]
+            sums = [load(builder, data, place, _UNITS), zero, zero, zero]  # four, so that none waits long
+            for q in directions:
+                product = builder.fmul(factors[q], builder.load(outputs[q]), flags=["contract"])
+                sums[q % 4] = builder.fsub(sums[q % 4], product, flags=["contract"])
+            field = builder.fadd(builder.fadd(*sums[:2]), builder.fadd(*sums[2:]))
+            spins = builder.select(builder.fcmp_ordered(">=", field, zero), up, down)  # zero counts as +1
+            store(builder, spins, data, place)
+            for q in directions:
+                product = builder.fmul(factors[q], spins, flags=["contract"])
+                builder.store(builder.fadd(builder.load(outputs[q]), product, flags=["contract"]), outputs[q])
+        for place, output in zip(places, outputs, strict=True):
+            store(builder, builder.load(output), data, place)
         return context.get_dummy_value()
 
-    return types.void(work, place), generate
+    return types.void(work, rows, start, count), generate
 
 
 @_intrinsic
@@ -107,16 +108,14 @@ def _turn(typing_context, matrix, row, column, work, place, inwards):  # type: i
         _, row, column, _, place, _ = arguments
         stride = builder.udiv(builder.extract_value(matrix.strides, 0), row.type(4))
 
-        def unit(i: int) -> Any:
-            at = builder.add(builder.mul(builder.add(row, row.type(i)), stride), column)
-            return builder.bitcast(builder.gep(matrix.data, [at]), _SPINS.as_pointer())
+        def unit(i: int) -> tuple[Any, Any]:
+            return matrix.data, builder.add(builder.mul(builder.add(row, row.type(i)), stride), column)
 
-        def spin(i: int) -> Any:
-            at = builder.add(place, place.type(i * LANES))
-            return builder.bitcast(builder.gep(work.data, [at]), _SPINS.as_pointer())
+        def spin(i: int) -> tuple[Any, Any]:
+            return work.data, builder.add(place, place.type(i * LANES))
 
         source, to = (unit, spin) if signature.args[5].literal_value else (spin, unit)
-        lines = [builder.load(source(i), align=4) for i in range(TILE)]
+        lines = [load(builder, *source(i), _SPINS) for i in range(TILE)]
         for step in (8, 4, 2, 1):  # halves change places, then quarters, …
             for i in [i for i in range(TILE) if not i & step]:
                 low = [c if not c & step else TILE + c - step for c in range(TILE)]
@@ -125,7 +124,7 @@ def _turn(typing_context, matrix, row, column, work, place, inwards):  # type: i
                 masks = [ir.Constant(ir.VectorType(_I32, TILE), mask) for mask in (low, high)]
                 lines[i], lines[i + step] = (builder.shuffle_vector(a, b, mask) for mask in masks)
         for i, line in enumerate(lines):
-            builder.store(line, to(i), align=4)
+            store(builder, line, *to(i))
         return context.get_dummy_value()
 
     if not isinstance(inwards, types.Literal):

@@ -13,7 +13,7 @@ from torch import Tensor
 from spinstep.signs import spins_of
 
 HAS_NUMBA = find_spec("numba") is not None
-FEW_ROWS = 64  # for which a kernel sets spin after spin
+FEW_ROWS = 32  # for which a kernel sets spin after spin
 Array = npt.NDArray[Any]
 Backend = Literal["auto", "numba", "torch"]
 
@@ -114,7 +114,7 @@ def can_feed_back(R: Tensor, backend: Backend) -> bool:  # (m, k)
 
 
 def feed_back_(H: Tensor, Z: Tensor, G: Tensor) -> None:
-    """Spin after spin from zero, each knowing the error of those before it, on torch's number of threads.
+    """Spin after spin from zero, each knowing the error of those before it.
 
     Args:
         H: Fields, shape ``(m, n)``, on a CPU and in single precision like the rest.
@@ -123,8 +123,10 @@ def feed_back_(H: Tensor, Z: Tensor, G: Tensor) -> None:
     """
     from spinstep.solvers._feedback import LANES, feed_back
 
-    rows, H = Z.T.contiguous().numpy(), H if H.stride(1) == 1 else H.contiguous()
-    share = -(-len(H) // (LANES * torch.get_num_threads())) * LANES
+    padded = torch.nn.functional.pad(Z, (0, 0, 0, -len(Z) % 8))  # few numbers of rows, for each is compiled
+    rows, H = tuple(padded.numpy()), H if H.stride(1) == 1 else H.contiguous()
+    threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
+    share = -(-len(H) // (LANES * threads)) * LANES
     parts = [(h.numpy(), rows, g.numpy()) for h, g in zip(H.split(share), G.split(share), strict=True)]
     if len(parts) == 1:
         feed_back(*parts[0])

@@ -124,16 +124,17 @@ class BlockDescentSolver(Solver):
         ``G`` (m, n) receives the spins. ``R`` (m, r) becomes the residual of all blocks but the last, which
         is returned: its ``Z`` and its spins. Few rows are one block, whose spins know of each other.
         """
-        at_rest = problem.H is not None and not problem.V.sum() and not problem.V.any()
-        if at_rest and problem.H is not None and not self.block_size and can_feed_back(R, self.backend):
-            feed_back_(problem.H.T, problem.Z, G)
+        driven = problem.V.sum() or problem.V.any()  # if not, the linear term alone drives the spins
+        H = None if driven else problem.H
+        if H is not None and not self.block_size and can_feed_back(R, self.backend):
+            feed_back_(H.T, problem.Z, G)
             return problem.Z, G
         one, last = G.new_ones(()), None
         for own, z, h in problem.blocks(size):
             if last is not None:
                 R.addmm_(last[1], last[0].T, alpha=-1)
             g = G[:, own]
-            field = h if at_rest and h is not None and last is None else _fields(R, z, h, out=g)
+            field = _fields(R, z, h, out=g) if H is None or h is None or last is not None else h
             last = z, torch.copysign(one, field, out=g)  # a tie may fall either way
         assert last is not None
         return last
