@@ -74,7 +74,7 @@ class Inverted(BlockDescentSolver):
         return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
 
 
-PROJECTION = grid(lr=(1e-2, 2e-2, 4e-2), target_rms=(2, 4), momentum=(0.9,))
+PROJECTION = grid(lr=(3e-4, 1e-3, 3e-3), target_rms=("auto", 2))
 SIGN = grid(lr=(1e-4, 3e-4, 1e-3), momentum=(0, 0.9))
 
 METHODS: dict[str, tuple[str, int, list[Settings]]] = {  # reduction, workers, trials
@@ -120,14 +120,13 @@ def train(
     x, y = data
     reduction, _, _ = METHODS[method]
     if method.startswith("signSGD"):
-        settings = {"target_rms": None, **settings}  # type: ignore[dict-item]
+        settings = {"target_rms": None, "rank": None, **settings}
     optimizer = DistributedQPSBGD(
         binary_parameters(model),
         reduction=reduction,  # type: ignore[arg-type]
         group=wire,
         solver=solver_of(method, wire.rank),
         seed=seed,
-        rank=None,
         **settings,
     )
     steps = epochs * (len(x) // batch)
@@ -231,7 +230,7 @@ def main() -> None:
             own = [line["accuracy"] for line in lines]
             apart = str(estimate([a - b for a, b in zip(own, baseline, strict=True)]))
             suspects = sorted({rank for line in lines for rank in line["suspects"]})
-            chosen = ", ".join(f"{k}={v:g}" for k, v in best[method].items())
+            chosen = ", ".join(f"{k}={v}" for k, v in best[method].items())
             print(f"{method:26} {estimate(own)!s:>16} {apart:>17}  {suspects!s:8}  {chosen}")
 
 

@@ -36,9 +36,7 @@ torch.manual_seed(0)
 model = nn.Sequential(
     BinaryLinear(784, 512), nn.Hardtanh(), BinaryLinear(512, 512), nn.Hardtanh(), BinaryLinear(512, 10)
 )
-optimizer = DistributedQPSBGD(
-    binary_parameters(model), lr=1e-2, target_rms=2, momentum=0.9, reduction=args.reduction
-)
+optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-3, reduction=args.reduction)
 train, test = mnist("train"), mnist("test")
 unit = train.pixels().square().mean().sqrt()
 x, y = train.pixels() / unit, train.labels

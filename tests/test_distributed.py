@@ -92,9 +92,11 @@ def test_gather_is_one_machine_with_the_whole_batch(tmp_path):
         assert (weight - shared[name]).abs().lt(1e-6).float().mean() > 0.999  # near-ties may round otherwise
 
 
-def vote_once(rank, size, momentum):
+def vote_once(rank, size, momentum, known=None):
     model = mlp()
     optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", momentum=momentum)
+    if known:
+        optimizer.reduction.trust.agreement, optimizer.reduction.trust.looks = torch.tensor(known), [9] * size
     x, y = digits(50)
     own = torch.arange(50).tensor_split(size)[rank]
     nn.functional.cross_entropy(model(x[own]), y[own]).backward()
@@ -102,14 +104,18 @@ def vote_once(rank, size, momentum):
     return weights(model)
 
 
-def test_vote_moves_every_weight_the_way_of_the_majority(tmp_path):
-    states = run_workers(vote_once, 3, tmp_path, 0.0)
+@pytest.mark.parametrize("known", [None, [0.8, 0.3, 0.8, 0.8]])
+def test_vote_moves_every_weight_the_way_of_the_majority_that_is_trusted(tmp_path, known):
+    size = 4 if known else 3
+    states = run_workers(vote_once, size, tmp_path, 0.0, known)
     assert same(states)
     x, y = digits(50)
     ballots = []
-    for own in torch.arange(50).tensor_split(3):  # each worker alone
+    for rank, own in enumerate(torch.arange(50).tensor_split(size)):  # each worker alone
+        if known and known[rank] < 0.5:
+            continue
         model = mlp()
-        optimizer = QPSBGD(binary_parameters(model), lr=1e-2, target_rms=2.0, momentum=0.0)
+        optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.0)
         before = weights(model)
         nn.functional.cross_entropy(model(x[own]), y[own]).backward()
         optimizer.step()

@@ -17,10 +17,6 @@ from spinstep.problem import BinaryLeastSquares
 from spinstep.record import LayerRecord
 from spinstep.solvers import BlockDescentSolver, Solver
 
-VOTE: dict[str, Any] = {"target_rms": 2.0, "momentum": 0.9, "rank": None}
-"""What a vote begins with: a small target asks of spins to cancel each other, and no two workers' spins do it
-in the same way, so that honest votes agree no more than coins do."""
-
 
 class DistributedQPSBGD(QPSBGD):
     """:class:`~spinstep.QPSBGD` on the workers of a process group, each with its own rows of the batch.
@@ -40,8 +36,7 @@ class DistributedQPSBGD(QPSBGD):
         reduction: ``"gather"`` or ``"vote"``.
         group: The process group; ``None`` is all workers.
         solver: Solves each worker's share. Default: ``BlockDescentSolver()``.
-        **settings: Those of :class:`~spinstep.QPSBGD`, the same on all workers. For a vote, ``target_rms`` is
-            2 and ``rank`` is ``None`` unless given.
+        **settings: Those of :class:`~spinstep.QPSBGD`, the same on all workers.
 
     Example:
         >>> optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")  # doctest: +SKIP
@@ -64,8 +59,7 @@ class DistributedQPSBGD(QPSBGD):
         self.wire = group if isinstance(group, Wire) else Wire(group)
         inner = BlockDescentSolver() if solver is None else solver
         self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
-        own = settings if reduction == "gather" else VOTE | settings
-        super().__init__(params, lr, solver=self.reduction, **own)
+        super().__init__(params, lr, solver=self.reduction, **settings)
         for param_group in self.param_groups:
             for weight in param_group["params"]:
                 self.wire.broadcast_(weight.detach())

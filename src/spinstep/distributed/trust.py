@@ -69,7 +69,7 @@ class Trust:
         own, middle = float(self.agreement[suspect]), float(self.agreement.median())
         return (
             f"worker {suspect} votes with the others on {own:.1%} of the weights, the median worker on "
-            f"{middle:.1%}: its bits look inverted or random. It is outvoted; check its data and its machine"
+            f"{middle:.1%}: its bits look inverted or random. They do not count; check its data and machine"
         )
 
 

@@ -21,7 +21,7 @@ class Vote(Reduction):
     sends the others the outcome as bits, which makes two bits for each weight and worker.
 
     A worker abstains on units that have no gradient in its rows; a unit on which all abstain rests (its
-    spins are zero).
+    spins are zero). Votes of suspects are looked at, but not counted.
 
     Args:
         inner: Solves a worker's own problem.
@@ -42,8 +42,10 @@ class Vote(Reduction):
         votes = unpack(received.flatten(), 8 * received.numel(), torch.int8).view(self.wire.size, 8 * share)
         if not voting.all():
             votes = votes * self._weights(problems, voting, share)
-        outcome = pack(majority(votes, derive_seed(seed, self.wire.rank)))
         seen = agreement(votes, self.trust.next, seed).view(1).view(torch.uint8)
+        suspects = self.trust.suspects()
+        votes[suspects], voting[suspects] = 0, False
+        outcome = pack(majority(votes, derive_seed(seed, self.wire.rank)))
         outcomes, seen = self.wire.all_gather(torch.cat([outcome, seen])).split([share, 4], 1)
         self.trust.update(seen.contiguous().view(torch.float32)[:, 0])
         return [[part] for part in self._parts(problems, outcomes.flatten(), voting)]

@@ -20,7 +20,7 @@ Settings = dict[str, Any]
 NUM_TRIALS = 8
 
 
-def grid(**values: Iterable[float]) -> list[Settings]:
+def grid(**values: Iterable[Any]) -> list[Settings]:
     """Every combination of the given values.
 
     Example:
