@@ -41,20 +41,7 @@ def lay_cable() -> None:
         ip("-n", name, "addr", "add", f"10.213.0.{i + 1}/30", "dev", end)
         ip("-n", name, "link", "set", end, "up")
         ip("-n", name, "link", "set", "lo", "up")
-        shape = [
-            "qdisc",
-            "add",
-            "dev",
-            end,
-            "root",
-            "tbf",
-            "rate",
-            RATE,
-            "burst",
-            "32kbit",
-            "latency",
-            "400ms",
-        ]
+        shape = f"qdisc add dev {end} root tbf rate {RATE} burst 32kbit latency 400ms".split()
         subprocess.run(["tc", "-n", name, *shape], check=True)
 
 
@@ -88,7 +75,7 @@ def work(rank: int) -> None:
             optimizer = SignSGD(params, lr=1e-3, momentum=0.9)
             model = nn.parallel.DistributedDataParallel(model)
         else:
-            optimizer = DistributedQPSBGD(params, reduction=method, momentum=0.9, target_rms=1.0, rank=None)  # type: ignore[arg-type]
+            optimizer = DistributedQPSBGD(params, reduction=method)  # type: ignore[arg-type]
         seconds, sent = [], []
         for step in range(steps + 2):  # two to warm up
             rows = torch.arange(ROWS) + (2 * step + rank) * ROWS

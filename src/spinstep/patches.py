@@ -1,12 +1,12 @@
 """The patches of images as the rows of a matrix that need not be held whole: it is k² times the images."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_input
 
 Pair = tuple[int, int]
 
@@ -63,19 +63,10 @@ class Patches:
         return replace(self, live=live)
 
     def norm(self) -> Tensor:
-        """The Frobenius norm of the matrix: every pixel counts as often as patches hold it."""
-        square, start = self.images[0].new_zeros(()), 0
-        for images in self.images:
-            size = self._output_size(images)
-            if self.live is None:
-                held = images.new_ones(1, 1, *size)
-            else:
-                own = slice(start, start := start + len(images) * size[0] * size[1])
-                held = self.live[own].view(-1, 1, *size).to(images)
-            kernel, shape = images.new_ones(1, 1, *self.kernel_size), (len(held), 1, *images.shape[2:])
-            times = conv2d_input(shape, kernel, held, self.stride, self.padding, self.dilation)
-            square = square + (images.square().sum(1, keepdim=True) * times).sum()
-        return square.sqrt()
+        """The Frobenius norm of the matrix."""
+        squares = [images.square().sum(1, keepdim=True) for images in self.images]
+        rows = torch.cat([torch.stack([*self._places(square)]).sum(0).flatten() for square in squares])
+        return (rows if self.live is None else rows[self.live]).sum().sqrt()
 
     def __truediv__(self, divisor: Tensor) -> "Patches":
         return replace(self, images=[images / divisor for images in self.images])
@@ -113,12 +104,16 @@ class Patches:
 
     def _unfold(self, images: Tensor) -> Tensor:  # (C · kh · kw, N · h · w)
         """As :func:`torch.nn.functional.unfold`, but with all images side by side in one matrix."""
+        channels, places = images.shape[1], self.kernel_size[0] * self.kernel_size[1]
+        out = images.new_empty(channels, places, len(images), *self._output_size(images))
+        for i, place in enumerate(self._places(images)):
+            out[:, i] = place.transpose(0, 1)
+        return out.flatten(2).flatten(0, 1)
+
+    def _places(self, images: Tensor) -> Iterator[Tensor]:  # (N, C, h, w) each
+        """What all patches have at the first place of the kernel, at the second, and so on."""
         (h, w), (kh, kw), (sh, sw) = self._output_size(images), self.kernel_size, self.stride
         (ph, pw), (dh, dw) = self.padding, self.dilation
-        padded = F.pad(images, (pw, pw, ph, ph)).transpose(0, 1)
-        out = images.new_empty(images.shape[1], kh, kw, len(images), h, w)
-        for i in range(kh):
-            for j in range(kw):
-                rows = slice(i * dh, i * dh + (h - 1) * sh + 1, sh)
-                out[:, i, j] = padded[..., rows, slice(j * dw, j * dw + (w - 1) * sw + 1, sw)]
-        return out.flatten(3).flatten(0, 2)
+        padded = F.pad(images, (pw, pw, ph, ph))
+        for i, j in itertools.product(range(0, kh * dh, dh), range(0, kw * dw, dw)):
+            yield padded[..., i : i + (h - 1) * sh + 1 : sh, j : j + (w - 1) * sw + 1 : sw]
