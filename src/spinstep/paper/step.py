@@ -45,6 +45,8 @@ class Candidate:
     output_norm: bool = False
     centred: bool = False
     skip: bool = False
+    louder: float = 1.0
+    """Factor of the outputs."""
     rival: bool = False
 
 
@@ -113,6 +115,10 @@ CANDIDATES = {
         "momentum 0.9, layers added to their input where they can be", _step(momentum=0.9), _trials(2, 4),
         skip=True,
     ),
+    "louder outputs": Candidate(
+        "leading directions, the outputs times 3",
+        _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3)), louder=3,
+    ),
     "signSGD": Candidate(
         "BinaryConnect, momentum 0.9", _SIGN, grid(lr=(1e-4, 3e-4, 6e-4, 1e-3), momentum=(0.9,)), rival=True
     ),
@@ -121,6 +127,10 @@ CANDIDATES = {
         "BinaryConnect, the mean image taken off", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
         centred=True, rival=True,
     ),
+    "Adam, louder outputs": Candidate(
+        "BinaryConnect, the outputs times 3", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
+        louder=3, rival=True,
+    ),
     "BatchNorm, Adam": Candidate(
         "the same network with BatchNorm", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
         batch_norm=True, rival=True,
@@ -128,6 +138,8 @@ CANDIDATES = {
 }  # fmt: skip
 JUDGED = ("one batch alone", "leading directions", "signSGD", "Adam", "BatchNorm, Adam")
 """Those that get final runs whatever the trials say, beside the best of the other candidates."""
+LATE = ("louder outputs", "Adam, louder outputs")
+"""Found when convolutions were looked at, and tried on networks of other shapes than the first alone."""
 
 
 class Centred(nn.Module):
@@ -141,6 +153,15 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - self.mean
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
 
 
 class Skip(nn.Module):
@@ -174,7 +195,8 @@ class StepTask(Images):
 
     def network(self) -> nn.Module:
         centre = [Centred(self.train[0].mean(0))] if self.candidate.centred else []
-        model = nn.Sequential(*centre, *self._layers())
+        louder = [Times(self.candidate.louder)] if self.candidate.louder != 1 else []
+        model = nn.Sequential(*centre, *self._layers(), *louder)
         with torch.no_grad():
             for _, weight in binary_parameters(model):
                 weight.mul_(self.candidate.start)
@@ -216,8 +238,8 @@ class StepExperiment(Experiment):
         others = [(data, shape, act) for act, shape, data in itertools.product(ACTIVATIONS, SHAPES[1:], DATA)]
         if lab.quick:
             first, others = [("fashion", "convolutional", "sign")], []
-        proven = self._judge(lab, first, list(CANDIDATES))
-        self._judge(lab, others, [name for name in CANDIDATES if name in proven])
+        proven = self._judge(lab, first, [name for name in CANDIDATES if name not in LATE])
+        self._judge(lab, others, [name for name in CANDIDATES if name in {*proven, *LATE}])
 
     def _judge(self, lab: Lab, tasks: list[tuple[Name, str, str]], tried: list[str]) -> set[str]:
         """Trials and final runs on some networks; who came to the finals of any."""
