@@ -46,9 +46,7 @@ def main() -> None:
     parser.add_argument("--activation", choices=["hardtanh", "sign"], default="hardtanh")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--target-rms", type=float, default=2.0)
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--images", type=int, default=60_000, help="use only the first so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -64,14 +62,7 @@ def main() -> None:
     x_test, y_test = test.pixels() / scale, test.labels
 
     model = network(args.sizes, args.activation)
-    optimizer = QPSBGD(
-        binary_parameters(model),
-        args.lr,
-        target_rms=args.target_rms,
-        momentum=args.momentum,
-        rank=None,
-        seed=args.seed,
-    )
+    optimizer = QPSBGD(binary_parameters(model), args.lr, seed=args.seed)
     steps = args.epochs * -(-len(x) // args.batch)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
 
