@@ -236,7 +236,7 @@ class StepExperiment(Experiment):
 
     def plan(self, lab: Lab) -> None:
         first = [(data, SHAPES[0], act) for act, data in itertools.product(ACTIVATIONS, DATA)]
-        others = [(data, shape, act) for act, shape, data in itertools.product(ACTIVATIONS, SHAPES[1:], DATA)]
+        others = [(data, shape, act) for act, data, shape in itertools.product(ACTIVATIONS, DATA, SHAPES[1:])]
         if lab.quick:
             first, others = [("fashion", "convolutional", "sign")], []
         proven = self._judge(lab, first, [name for name in CANDIDATES if name not in LATE])
