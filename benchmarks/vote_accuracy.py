@@ -223,15 +223,18 @@ def main() -> None:
         found: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
         for seed, method in itertools.product(TEST_SEEDS, METHODS):
             found[method].append(results.get(method, best[method], batch, seed, False))
-        baseline = [line["accuracy"] for line in found["gather"]]
+        accuracy = {method: [line["accuracy"] for line in lines] for method, lines in found.items()}
         print(f"\nMNIST, 784-512-512-10, batch of {batch}, {EPOCHS} epochs, {len(TEST_SEEDS)} seeds")
-        print(f"{'method':26} {'test':>16} {'against gather':>17}  suspects  chosen of 6 trials")
+        print(f"{'method':26} {'test':>16} {'less gather':>17} {'less signSGD':>17}  suspects  chosen of 6")
         for method, lines in found.items():
-            own = [line["accuracy"] for line in lines]
-            apart = str(estimate([a - b for a, b in zip(own, baseline, strict=True)]))
+            apart = [
+                str(estimate([a - b for a, b in zip(accuracy[method], accuracy[other], strict=True)]))
+                for other in ("gather", "signSGD by majority vote")
+            ]
             suspects = sorted({rank for line in lines for rank in line["suspects"]})
             chosen = ", ".join(f"{k}={v}" for k, v in best[method].items())
-            print(f"{method:26} {estimate(own)!s:>16} {apart:>17}  {suspects!s:8}  {chosen}")
+            cells = f"{estimate(accuracy[method])!s:>16} {apart[0]:>17} {apart[1]:>17}"
+            print(f"{method:26} {cells}  {suspects!s:8}  {chosen}")
 
 
 if __name__ == "__main__":

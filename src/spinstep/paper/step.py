@@ -62,6 +62,10 @@ def _trials(*targets: float) -> list[Settings]:
 
 
 _ADAM, _SIGN = METHODS["BinaryConnect Adam"].make, METHODS["BinaryConnect signSGD"].make
+_ADAM_TRIALS = grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,))
+_LEADING, _LEADING_TRIALS = (
+    _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3))
+)  # fmt: skip
 CANDIDATES = {
     "one batch alone": Candidate("no memory of earlier batches", _step(), _trials(1, 2)),
     "momentum": Candidate("linear term averaged, 0.9", _step(momentum=0.9), _trials(2, 4)),
@@ -80,7 +84,7 @@ CANDIDATES = {
     ),
     "leading directions": Candidate(
         "against overlap, quadratic term of 8 directions, solved spin by spin",
-        _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3)),
+        _LEADING, _LEADING_TRIALS,
     ),
     "target by lr": Candidate(
         "against overlap, growing as the learning rate falls", _step(Growing, momentum=0.9), _trials(0.5, 0.7)
@@ -116,23 +120,22 @@ CANDIDATES = {
         skip=True,
     ),
     "louder outputs": Candidate(
-        "leading directions, the outputs times 3",
-        _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3)), louder=3,
+        "leading directions, the outputs times 3", _LEADING, _LEADING_TRIALS, louder=3
     ),
     "signSGD": Candidate(
         "BinaryConnect, momentum 0.9", _SIGN, grid(lr=(1e-4, 3e-4, 6e-4, 1e-3), momentum=(0.9,)), rival=True
     ),
-    "Adam": Candidate("BinaryConnect", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)), rival=True),
+    "Adam": Candidate("BinaryConnect", _ADAM, _ADAM_TRIALS, rival=True),
     "Adam, centred inputs": Candidate(
-        "BinaryConnect, the mean image taken off", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
+        "BinaryConnect, the mean image taken off", _ADAM, _ADAM_TRIALS,
         centred=True, rival=True,
     ),
     "Adam, louder outputs": Candidate(
-        "BinaryConnect, the outputs times 3", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
+        "BinaryConnect, the outputs times 3", _ADAM, _ADAM_TRIALS,
         louder=3, rival=True,
     ),
     "BatchNorm, Adam": Candidate(
-        "the same network with BatchNorm", _ADAM, grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,)),
+        "the same network with BatchNorm", _ADAM, _ADAM_TRIALS,
         batch_norm=True, rival=True,
     ),
 }  # fmt: skip
@@ -256,9 +259,9 @@ class StepExperiment(Experiment):
                 ],
                 f"{label}, trials",
             )
-            finals = []
-            chosen.update(finalists(trials))
-            for name in finalists(trials):
+            finals, names = [], finalists(trials)
+            chosen.update(names)
+            for name in names:
                 settings = best_trial(trials, name).job["settings"]
                 finals += [
                     {**place, "stage": "final", "candidate": name, "settings": settings, "seed": seed}
