@@ -8,7 +8,7 @@ from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSolver, Tab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spinstep import BinaryLeastSquares
+from spinstep import BinaryLeastSquares, Bits
 from spinstep.solvers import (
     BlockDescentSolver,
     DimodSolver,
@@ -105,6 +105,48 @@ def test_exact_equals_brute_force_on_200_problems(chunk):
         solution = solver.solve(problem)
         assert solution.info["proved"].all()
         torch.testing.assert_close(solution.energy, brute_force(problem), rtol=1e-9, atol=1e-12)
+
+
+PARALLEL = {
+    "two bits": lambda x: Bits(2)(x[:, :7]),
+    "three bits": lambda x: Bits(3)(x[:, :5]),
+    "equal": lambda x: x[:, torch.randint(3, (14,))],
+    "opposite": lambda x: x[:, torch.randint(5, (14,))] * torch.randn(14).sign(),
+    "one row": lambda x: x[:1],
+    "mixed": lambda x: torch.cat([x[:, :6], x[:, :4] / 2, x[:, :4]], 1),
+}
+
+
+@pytest.mark.parametrize("driven", [False, True])
+@pytest.mark.parametrize("kind", PARALLEL)
+def test_exact_equals_brute_force_where_couplings_are_parallel(kind, driven):
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = PARALLEL[kind](torch.rand(9, 14, dtype=torch.float64))
+        H = None
+        if driven:  # by fields of the same proportions, or of others
+            H = x.T @ torch.randn(len(x), 2).double() if seed % 2 else torch.randn(x.shape[1], 2).double()
+        problem = BinaryLeastSquares(x / 8, (0.3 + seed) * torch.randn(len(x), 2).double(), H=H)
+        solution = ExactSolver().solve(problem)
+        assert solution.info["proved"].all()
+        every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=x.shape[1]))).double().T
+        expected = [
+            BinaryLeastSquares(problem.Z, problem.V[:, [j]], H=None if H is None else H[:, [j]])
+            .energy(every).min()
+            for j in range(2)
+        ]  # fmt: skip
+        torch.testing.assert_close(solution.energy, torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="needs the extra fast")
+@pytest.mark.parametrize("bits", [2, 3])
+def test_exact_proves_weights_of_several_bits(bits):
+    """As those of 16 inputs: 32 and 48 spins, of which a search among spins would not see the end."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.rand(40, 16, dtype=torch.float64)
+        problem = BinaryLeastSquares(Bits(bits)(x) / (16 * bits), torch.randn(40, 2).double())
+        assert ExactSolver().solve(problem).info["proved"].all()
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="needs the extra fast")

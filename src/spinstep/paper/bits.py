@@ -20,7 +20,7 @@ from spinstep.paper.training import Task, train
 
 COUNTS = (1, 2, 3)
 SEEDS = {"pairs": 10, "wide": 5}
-PAIR_SOLVERS = ("feedback", "block", "exact")
+SOLVERS = {"pairs": ("feedback", "block", "exact"), "wide": ("block",)}
 WIDE: tuple[Name, ...] = ("mnist", "fashion")
 TRIALS = {
     "pairs": grid(lr=(1e-3, 3e-3, 1e-2, 3e-2), target_rms=(1, 3), momentum=(0,)),
@@ -96,7 +96,7 @@ class BitsExperiment(Experiment):
                 lab.run(
                     [
                         {**place, "stage": "final", "solver": solver, "settings": best(tried), "seed": seed}
-                        for solver in _solvers(kind, task, count)
+                        for solver in SOLVERS[kind]
                         for seed in seeds
                     ],
                     f"{task}, {count} bits, finals",
@@ -131,14 +131,6 @@ class BitsExperiment(Experiment):
         ]
         table = Table(header, rows, "Test accuracy against bits a weight")
         return Section(list(_NOTES), [table], [Figure("accuracy", _CAPTION, _figure(finals))])
-
-
-def _solvers(kind: str, task: str, count: int) -> tuple[str, ...]:
-    """All where exact solving takes a minute a run at the most: it grows fast with parallel couplings."""
-    if kind == "wide":
-        return ("block",)
-    exact = count == 1 or (count == 2 and task == next(iter(PAIRS)))
-    return PAIR_SOLVERS if exact else PAIR_SOLVERS[:2]
 
 
 def best(trials: Sequence[Line]) -> Settings:
@@ -181,7 +173,5 @@ _NOTES = (
     "A weight of k bits is k spins on the input at full strength, half of it, a quarter; the projection is "
     "the same problem with k times as many spins. Settings are chosen for each number of bits with the "
     "default solver on held-out images (eight trials of three seeds for pairs, four of one for "
-    "784-256-256-10, which has no BatchNorm and trains for 3 epochs); the other solvers take the same ones. "
-    "Steps of 2 bits are solved exactly for the first pair alone and those of 3 bits not at all: 32 or 48 "
-    "spins whose couplings are parallel take long.",
+    "784-256-256-10, which has no BatchNorm and trains for 3 epochs); the other solvers take the same ones.",
 )

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -52,58 +53,74 @@ def descend_block(K: Array, F: Array, S: Array, D: Array) -> None:
 
 
 def decode(
-    R: Array, u: Array, best: Array, radius: float, max_nodes: int, state: Array, spins: Array, gap: Array
-) -> tuple[float, int, bool]:
-    """Schnorr-Euchner search for the spins nearest to ``u``: ``min ‖u - R g‖²``, ``R`` upper triangular.
+    R: Array, u: Array, values: Array, prices: Array, counts: Array, best: Array, radius: float,
+    max_nodes: int, next_: Array, g: Array, gap: Array,
+) -> tuple[float, int, bool]:  # fmt: skip
+    """Schnorr-Euchner search for the best point: ``min ‖u - R g‖² + Σ price(g)``, ``R`` upper triangular.
 
-    Depth first from the last coordinate, the nearer spin first, cutting every branch whose partial
-    distance reaches ``radius``. Its place is kept in ``state``, ``spins`` and ``gap``, so a search that
+    Depth first from the last coordinate, the cheapest value first, cutting every branch whose partial
+    cost reaches ``radius``. Its place is kept in ``next_``, ``g`` and ``gap``, so a search that
     stops at ``max_nodes`` can go on where it was.
 
     Args:
         R: Upper triangular factor, shape ``(n, n)``.
         u: Rotated target, shape ``(n,)``.
-        best: Spins of the best point so far, shape ``(n,)``; updated.
-        radius: Squared distance of ``best``.
+        values: What each coordinate can be, rising, shape ``(n, c)``: -1 and +1 for spins.
+        prices: What each value costs, not negative; the cost of a coordinate is convex along its values.
+        counts: How many values of each coordinate count, shape ``(n,)``.
+        best: The best point so far, shape ``(n,)``; updated.
+        radius: Cost of ``best``.
         max_nodes: Return after this many nodes.
-        state: Spins left to try at each level (2, 1 or 0), shape ``(n + 1,)``; entry ``n`` is the level.
-        spins: Spins of the current path, shape ``(n,)``.
-        gap: ``gap[k]`` is the squared distance of levels ``k`` and above, shape ``(n + 1,)``.
+        next_: The next value to try below and above the cheapest of each level, shape ``(n + 1, 2)``, two
+            negative numbers where none was tried; entry ``n`` is the level.
+        g: The current path, shape ``(n,)``.
+        gap: ``gap[k]`` is the cost of levels ``k`` and above, shape ``(n + 1,)``.
 
     Returns:
         The radius, the number of nodes visited, and whether the search has ended.
     """
-    n = len(u)
-    level = state[n]
+    n, costs = len(u), np.empty(values.shape[1])
+    level = next_[n, 0]
     nodes = 0
     while level < n:
-        if state[level] == 0:  # both spins tried: back up
-            state[level] = 2
+        below, above = next_[level]
+        count = counts[level]
+        if below < 0 and above == count:  # all values tried: back up
+            next_[level] = -1
             level += 1
             continue
         if nodes >= max_nodes:
-            state[n] = level
+            next_[n, 0] = level
             return radius, nodes, False
         nodes += 1
         rest = u[level]
         for k in range(level + 1, n):
-            rest -= R[level, k] * spins[k]
-        if state[level] == 2:
-            spins[level] = 1.0 if rest * R[level, level] >= 0 else -1.0
+            rest -= R[level, k] * g[k]
+        for i in range(count):
+            costs[i] = (rest - R[level, level] * values[level, i]) ** 2 + prices[level, i]
+        if above < 0:
+            at = 0
+            for i in range(1, count):
+                at = i if costs[i] <= costs[at] else at
+            below, above = at - 1, at + 1
+        elif below < 0 or (above < count and costs[above] <= costs[below]):
+            at = above
+            above += 1
         else:
-            spins[level] = -spins[level]
-        state[level] -= 1
-        rest -= R[level, level] * spins[level]
-        distance = gap[level + 1] + rest * rest
-        if distance >= radius:
-            state[level] = 0  # the other spin is farther still
+            at = below
+            below -= 1
+        next_[level, 0], next_[level, 1] = below, above
+        g[level] = values[level, at]
+        total = gap[level + 1] + costs[at]
+        if total >= radius:
+            next_[level, 0], next_[level, 1] = -1, count  # the others cost more still
         elif level == 0:
-            radius = distance
-            best[:] = spins
+            radius = total
+            best[:] = g
         else:
-            gap[level] = distance
+            gap[level] = total
             level -= 1
-    state[n] = n
+    next_[n, 0] = n
     return radius, nodes, True
 
 
