@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import BinaryConv2d, BinaryLinear, Sign
+from spinstep import BinaryConv2d, BinaryLinear, Gain, Sign
 from spinstep.export import PackedModel, pack, verify
 from spinstep.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
 
@@ -178,6 +178,26 @@ def test_any_fan_in_adds_up(kind, fan_in, backend):
     np.testing.assert_array_equal(packed.scores(x * 0 + 1, backend=backend)[0], spins.sum(1))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("activation", [Sign, nn.Hardtanh])
+def test_gains_are_folded(activation, backend):
+    def network():
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 28, 28)), BinaryConv2d(1, 8, 3, stride=2), Gain(), activation(), nn.Flatten(),
+            BinaryLinear(8 * 169, 10), Gain(3),
+        )  # fmt: skip
+
+    model, x = made(network), images(200)
+    pixels = torch.from_numpy(x).float()
+    model.train()(pixels)
+    expected = model.eval()(pixels).detach().numpy()
+    found = pack(model, scale=1.0).scores(x, backend=backend)
+    if activation is Sign:
+        np.testing.assert_array_equal(found, verify.from_torch(model, pixels).sums[-1])
+    unit = (found * expected).sum() / (expected * expected).sum()
+    np.testing.assert_allclose(found / unit, expected, atol=3e-3)
+
+
 def test_bits_and_spins_are_inverse():
     spins = np.random.default_rng(0).choice([-1, 1], (5, 19))
     np.testing.assert_array_equal(spins_of_bits(bits_of_spins(spins), 19), spins)
@@ -197,6 +217,12 @@ def test_bits_and_spins_are_inverse():
         (
             lambda: nn.Sequential(BinaryLinear(4, 4), nn.BatchNorm1d(3), Sign(), BinaryLinear(4, 2)),
             "3 features",
+        ),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), Gain(), Sign(), BinaryLinear(4, 2)), "a factor of nan"),
+        (lambda: nn.Sequential(Gain(), BinaryLinear(4, 2)), "shape of one sample"),
+        (
+            lambda: nn.Sequential(BinaryLinear(4, 4), Sign(), Gain(), BinaryLinear(4, 2)),
+            "behind a binary layer",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from spinstep.bits import Bits
 from spinstep.convolution import BinaryConv2d
+from spinstep.gain import Gain
 from spinstep.layers import BinaryLinear, binary_parameters, real_parameters
 from spinstep.optim import QPSBGD
 from spinstep.problem import BinaryLeastSquares
@@ -16,6 +17,7 @@ __all__ = [
     "BinaryLeastSquares",
     "BinaryLinear",
     "Bits",
+    "Gain",
     "LayerRecord",
     "Sign",
     "binary_parameters",

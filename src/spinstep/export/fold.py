@@ -30,6 +30,7 @@ from spinstep.export.stages import (
     Threshold,
     bits_of_spins,
 )
+from spinstep.gain import Gain
 from spinstep.layers import BinaryLayer, BinaryLinear
 from spinstep.signs import Sign
 
@@ -48,8 +49,8 @@ def pack(
     """A trained network as bits and whole numbers.
 
     It may hold, in ``nn.Sequential``s: ``BinaryLinear``, ``BinaryConv2d``, ``Sign``, ``Hardtanh``,
-    ``BatchNorm`` behind a binary layer, max and average pooling, ``Flatten``, ``Unflatten`` of the input,
-    ``Dropout`` and ``Identity``.
+    ``BatchNorm`` or ``Gain`` behind a binary layer, max and average pooling, ``Flatten``, ``Unflatten``
+    of the input, ``Dropout`` and ``Identity``.
 
     Args:
         model: The network, on any device, as it is in evaluation; it is left as it is.
@@ -99,6 +100,7 @@ class _Folding:
         self.scale, self.shift = scale, shift
         self.stages: list[Stage] = []
         self.layer: BinaryLayer | None = None  # whose sums wait for an activation
+        self.factor = 1.0  # of its sums, before BatchNorm
         self.constant: Array = np.zeros(1)  # of each unit, in torch's sum
         self.norm: Norm | None = None
         self.postponed: list[Pool] = []  # behind a BatchNorm, a maximum is taken after the activation
@@ -123,6 +125,8 @@ class _Folding:
                 self._product(module)
             case nn.BatchNorm1d() | nn.BatchNorm2d():
                 self._batch_norm(module)
+            case Gain():
+                self._gain(module)
             case Sign():
                 self._sign()
             case nn.Hardtanh(min_val=-1.0, max_val=1.0):
@@ -134,7 +138,7 @@ class _Folding:
             case _:
                 raise ValueError(
                     "cannot be exported. Supported, in nn.Sequential: BinaryLinear, BinaryConv2d, Sign, "
-                    "Hardtanh of ±1, BatchNorm1d, BatchNorm2d, MaxPool2d, AvgPool2d, Flatten"
+                    "Hardtanh of ±1, BatchNorm1d, BatchNorm2d, Gain, MaxPool2d, AvgPool2d, Flatten"
                 )
 
     def _append(self, stage: Stage) -> None:
@@ -160,16 +164,26 @@ class _Folding:
                 )
             geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
             self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
-        self.layer, self.shift = layer, 0.0
+        self.layer, self.shift, self.factor = layer, 0.0, layer.scale
 
     def _batch_norm(self, norm: Norm) -> None:
         if self.layer is None or self.norm is not None:
             raise ValueError("BatchNorm stands behind a binary layer, and there is one of them")
+        if self.factor != self.layer.scale:
+            raise ValueError("a layer has BatchNorm or Gain behind it, not both")
         if norm.running_mean is None or norm.running_var is None:
             raise ValueError("needs its running mean and variance (track_running_stats)")
         if norm.num_features != self.flow.shape[0]:
             raise ValueError(f"has {norm.num_features} features behind a layer of {self.flow.shape[0]} units")
         self.norm = norm
+
+    def _gain(self, gain: Gain) -> None:
+        if self.layer is None or self.norm is not None:
+            raise ValueError("Gain stands behind a binary layer, and not behind BatchNorm")
+        factor = float(gain.factor)
+        if not 0 < factor < math.inf:
+            raise ValueError(f"has a factor of {factor}: pass a training batch through the network first")
+        self.factor *= factor
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d) -> None:
         size, stride = _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size)
@@ -226,18 +240,16 @@ class _Folding:
 
     def _torch_norm(self, sums: Array) -> Tensor:
         """BatchNorm as torch computes it at whole numbers, one a unit."""
-        assert self.layer is not None
         assert self.norm is not None
-        x = torch.from_numpy(self.scale * sums + self.constant).float() * self.layer.scale
+        x = torch.from_numpy(self.scale * sums + self.constant).float() * self.factor
         mean, variance, weight, bias = _norm_tensors(self.norm)
         return nn.functional.batch_norm(x[None], mean, variance, weight, bias, eps=self.norm.eps)[0]
 
     def _rescale(self, reach: int | None) -> None:
         """Hardtanh in fixed point, or the scores behind a last BatchNorm if nothing follows (``None``)."""
         self._need_sums()
-        assert self.layer is not None
-        slope = np.full(self.flow.shape[0], self.scale * self.layer.scale)
-        offset = np.broadcast_to(self.constant * self.layer.scale, slope.shape)
+        slope = np.full(self.flow.shape[0], self.scale * self.factor)
+        offset = np.broadcast_to(self.constant * self.factor, slope.shape)
         if self.norm is not None:
             mean, variance, weight, bias = (t.double().numpy() for t in _norm_tensors(self.norm))
             gain = weight / np.sqrt(variance + self.norm.eps)
