@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, Sign, binary_parameters
+from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, Gain, Sign, binary_parameters
 from spinstep.paper import figures
 from spinstep.paper.candidates import (
     Adapting,
@@ -45,8 +45,8 @@ class Candidate:
     output_norm: bool = False
     centred: bool = False
     skip: bool = False
-    louder: float = 1.0
-    """Factor of the outputs."""
+    gains: bool = False
+    """Fixed gains where BatchNorm would stand."""
     rival: bool = False
 
 
@@ -61,11 +61,17 @@ def _trials(*targets: float) -> list[Settings]:
     return grid(lr=(1e-3, 3e-3), target_rms=targets)
 
 
+def _beside_gains(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """``loudness`` is the network's: the strength of its outputs."""
+    return lambda *args, loudness, **settings: make(*args, **settings)
+
+
 _ADAM, _SIGN = METHODS["BinaryConnect Adam"].make, METHODS["BinaryConnect signSGD"].make
 _ADAM_TRIALS = grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,))
 _LEADING, _LEADING_TRIALS = (
     _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3))
 )  # fmt: skip
+_GAIN_TRIALS = grid(lr=(1e-3, 2e-3), loudness=(1.5, 3))
 CANDIDATES = {
     "one batch alone": Candidate("no memory of earlier batches", _step(), _trials(1, 2)),
     "momentum": Candidate("linear term averaged, 0.9", _step(momentum=0.9), _trials(2, 4)),
@@ -119,8 +125,9 @@ CANDIDATES = {
         "momentum 0.9, layers added to their input where they can be", _step(momentum=0.9), _trials(2, 4),
         skip=True,
     ),
-    "louder outputs": Candidate(
-        "leading directions, the outputs times 3", _LEADING, _LEADING_TRIALS, louder=3
+    "gains": Candidate(
+        "leading directions, each layer brought in range once, by the first batch",
+        _beside_gains(_LEADING), _GAIN_TRIALS, gains=True,
     ),
     "signSGD": Candidate(
         "BinaryConnect, momentum 0.9", _SIGN, grid(lr=(1e-4, 3e-4, 6e-4, 1e-3), momentum=(0.9,)), rival=True
@@ -130,9 +137,9 @@ CANDIDATES = {
         "BinaryConnect, the mean image taken off", _ADAM, _ADAM_TRIALS,
         centred=True, rival=True,
     ),
-    "Adam, louder outputs": Candidate(
-        "BinaryConnect, the outputs times 3", _ADAM, _ADAM_TRIALS,
-        louder=3, rival=True,
+    "Adam, gains": Candidate(
+        "BinaryConnect, the same gains", _beside_gains(_ADAM),
+        [{**trial, "beta2": 0.99} for trial in _GAIN_TRIALS], gains=True, rival=True,
     ),
     "BatchNorm, Adam": Candidate(
         "the same network with BatchNorm", _ADAM, _ADAM_TRIALS,
@@ -141,9 +148,8 @@ CANDIDATES = {
 }  # fmt: skip
 JUDGED = ("one batch alone", "leading directions", "signSGD", "Adam", "BatchNorm, Adam")
 """Those that get final runs whatever the trials say, beside the best of the other candidates."""
-LATE = ("louder outputs", "Adam, louder outputs")
-"""Found when convolutions were looked at, and tried on networks of other shapes than the first alone; the
-second, a rival, then gets final runs too."""
+LATE = ("gains", "Adam, gains")
+"""Found when convolutions were looked at; tried and judged on those alone."""
 
 
 class Centred(nn.Module):
@@ -157,15 +163,6 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - self.mean
-
-
-class Times(nn.Module):
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
 
 
 class Skip(nn.Module):
@@ -188,6 +185,7 @@ class StepTask(Images):
     shape: str
     activation: str
     candidate: Candidate
+    settings: Settings
     seed: int
     tuning: bool
     quick: bool
@@ -199,14 +197,18 @@ class StepTask(Images):
 
     def network(self) -> nn.Module:
         centre = [Centred(self.train[0].mean(0))] if self.candidate.centred else []
-        louder = [Times(self.candidate.louder)] if self.candidate.louder != 1 else []
-        model = nn.Sequential(*centre, *self._layers(), *louder)
+        model = nn.Sequential(*centre, *self._layers())
         with torch.no_grad():
             for _, weight in binary_parameters(model):
                 weight.mul_(self.candidate.start)
         return model
 
+    def norm(self, layer: type[nn.Module], size: int) -> list[nn.Module]:
+        return [Gain()] if self.candidate.gains else super().norm(layer, size)
+
     def output_norm(self) -> list[nn.Module]:
+        if self.candidate.gains:
+            return [Gain(self.settings["loudness"])]
         return [nn.BatchNorm1d(10)] if self.batch_norm or self.candidate.output_norm else []
 
     def _layers(self) -> list[nn.Module]:
@@ -231,6 +233,7 @@ class StepExperiment(Experiment):
     """Trials of all candidates, then the best and its rivals with fresh seeds.
 
     All are tried on the networks of three layers; those that come to the finals there, on the others too.
+    Gains are for convolutions.
     """
 
     title = "A better step than the published one"
@@ -242,19 +245,21 @@ class StepExperiment(Experiment):
         others = [(data, shape, act) for act, data, shape in itertools.product(ACTIVATIONS, DATA, SHAPES[1:])]
         if lab.quick:
             first, others = [("fashion", "convolutional", "sign")], []
-        proven = self._judge(lab, first, [name for name in CANDIDATES if name not in LATE])
-        self._judge(lab, others, [name for name in CANDIDATES if name in {*proven, *LATE}])
+        proven = self._judge(lab, first, set(CANDIDATES))
+        self._judge(lab, others, proven)
 
-    def _judge(self, lab: Lab, tasks: list[tuple[Name, str, str]], tried: list[str]) -> set[str]:
+    def _judge(self, lab: Lab, tasks: list[tuple[Name, str, str]], tried: set[str]) -> set[str]:
         """Trials and final runs on some networks; who came to the finals of any."""
         chosen: set[str] = set()
         for data, shape, activation in tasks:
+            late = LATE if shape == "convolutional" else ()
             place = {"data": data, "shape": shape, "activation": activation}
             label = f"{data}, {shape}, {activation}"
             trials = lab.run(
                 [
                     {**place, "stage": "trial", "candidate": name, "settings": trial, "seed": TUNING_SEED}
-                    for name in tried
+                    for name in CANDIDATES
+                    if name in late or (name in tried and name not in LATE)
                     for trial in CANDIDATES[name].trials[-1 if lab.quick else 0 :]
                 ],
                 f"{label}, trials",
@@ -273,9 +278,8 @@ class StepExperiment(Experiment):
     def compute(self, job: Job) -> dict[str, Any]:
         candidate, tuning = CANDIDATES[job["candidate"]], job["stage"] == "trial"
         with seeded(job["seed"]):
-            task = StepTask(
-                job["data"], job["shape"], job["activation"], candidate, job["seed"], tuning, job["quick"]
-            )
+            place = job["data"], job["shape"], job["activation"]
+            task = StepTask(*place, candidate, job["settings"], job["seed"], tuning, job["quick"])
             method = Method(candidate.make, candidate.trials)
             return train(task, method, job["settings"], job["seed"])
 
@@ -309,11 +313,11 @@ def best_trial(trials: Sequence[Line], name: str) -> Line:
 
 
 def finalists(trials: Sequence[Line]) -> list[str]:
-    """The judged ones, the late rival where it was tried, and the best of the other candidates."""
+    """The judged ones, the late ones where they were tried, and the best of the other candidates."""
     tried = dict.fromkeys(line.job["candidate"] for line in trials)
-    rest = [name for name in tried if name not in JUDGED and not CANDIDATES[name].rival]
+    rest = [name for name in tried if name not in (*JUDGED, *LATE) and not CANDIDATES[name].rival]
     best = max(rest, key=lambda name: float(best_trial(trials, name).metrics["test_accuracy"]))
-    return [*JUDGED, *(name for name in LATE[1:] if name in tried), best]
+    return [*JUDGED, *(name for name in LATE if name in tried), best]
 
 
 def _best(trials: Sequence[Line], name: str) -> str:
@@ -336,7 +340,7 @@ def _finals(trials: Sequence[Line], lines: Sequence[Line]) -> Finals | None:
 
 
 _NEW = "leading directions"
-_LANES = (*JUDGED, LATE[1], "best of the others")
+_LANES = (*JUDGED, *LATE, "best of the others")
 _HEADER = ["network", *_LANES, "which", f"{_NEW} less BatchNorm, Adam"]
 
 
@@ -351,8 +355,8 @@ def _figure(judged: dict[str, Finals]) -> str:
     canvas, axes = figures.new(7.6, 1.2 + 0.75 * len(judged))
     panel = axes[0, 0]
     colours = (
-        figures.PURPLE, figures.VERMILION, figures.BLUE, figures.GREEN, figures.BLACK, figures.SKY,
-        figures.ORANGE,
+        figures.PURPLE, figures.VERMILION, figures.BLUE, figures.GREEN, figures.BLACK, figures.YELLOW,
+        figures.SKY, figures.ORANGE,
     )  # fmt: skip
     for lane, (name, colour) in enumerate(zip(_LANES, colours, strict=True)):
         label = name
@@ -361,7 +365,7 @@ def _figure(judged: dict[str, Finals]) -> str:
             if own is None:
                 continue
             rival = sum(finals["BatchNorm, Adam"]) / len(finals["BatchNorm, Adam"])
-            points, height = [100 * (accuracy - rival) for accuracy in own], place + 0.11 * (lane - 3)
+            points, height = [100 * (accuracy - rival) for accuracy in own], place + 0.1 * (lane - 3.5)
             panel.plot(points, [height] * len(own), "|", color=colour, markersize=6, alpha=0.6)
             panel.plot(sum(points) / len(own), height, "o", color=colour, markersize=4.5, label=label)
             label = "_"  # in the legend once
@@ -379,7 +383,8 @@ _CAPTION = (
 _NOTES = (
     "Networks without BatchNorm unless it says so. Every candidate has four trials on 12,000 training images "
     "with 2,000 held out, 3 epochs (on the networks of three layers; on the others, those that came to the "
-    "finals there); the step of one batch alone (the default until this experiment), leading "
-    "directions (the default since), the best of the others and three baselines then train on all "
-    "images for 3 epochs with five fresh seeds. Batches are shifted by up to one pixel each way.",
+    "finals there, and gains on convolutions); the step of one batch alone (the default until this "
+    "experiment), leading directions (the default since), gains, the best of the others and the baselines "
+    "then train on all images for 3 epochs with five fresh seeds. Batches are shifted by up to one pixel "
+    "each way.",
 )
