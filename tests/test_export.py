@@ -221,6 +221,10 @@ def test_bits_and_spins_are_inverse():
         (lambda: nn.Sequential(BinaryLinear(4, 4), Gain(), Sign(), BinaryLinear(4, 2)), "a factor of nan"),
         (lambda: nn.Sequential(Gain(), BinaryLinear(4, 2)), "shape of one sample"),
         (
+            lambda: nn.Sequential(BinaryLinear(4, 4), nn.BatchNorm1d(4), Gain(), Sign(), BinaryLinear(4, 2)),
+            "not behind BatchNorm",
+        ),
+        (
             lambda: nn.Sequential(BinaryLinear(4, 4), Sign(), Gain(), BinaryLinear(4, 2)),
             "behind a binary layer",
         ),
@@ -229,6 +233,13 @@ def test_bits_and_spins_are_inverse():
 def test_what_cannot_be_exported_is_named(network, message):
     with pytest.raises(ValueError, match=message):
         pack(made(network))
+
+
+def test_a_layer_has_a_gain_or_batch_norm():
+    model = nn.Sequential(BinaryLinear(4, 4), Gain(), nn.BatchNorm1d(4), Sign(), BinaryLinear(4, 2))
+    model(torch.randn(8, 4))
+    with pytest.raises(ValueError, match="BatchNorm or Gain behind it, not both"):
+        pack(model.eval())
 
 
 def test_wrong_samples_are_refused():

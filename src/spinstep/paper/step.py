@@ -68,9 +68,7 @@ def _beside_gains(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
 _ADAM, _SIGN = METHODS["BinaryConnect Adam"].make, METHODS["BinaryConnect signSGD"].make
 _ADAM_TRIALS = grid(lr=(3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,))
-_LEADING, _LEADING_TRIALS = (
-    _step(momentum=0.9, target_rms="auto", rank=8), grid(lr=(3e-4, 1e-3, 2e-3, 3e-3))
-)  # fmt: skip
+_LEADING = _step(momentum=0.9, target_rms="auto", rank=8)
 _GAIN_TRIALS = grid(lr=(1e-3, 2e-3), loudness=(1.5, 3))
 CANDIDATES = {
     "one batch alone": Candidate("no memory of earlier batches", _step(), _trials(1, 2)),
@@ -90,7 +88,7 @@ CANDIDATES = {
     ),
     "leading directions": Candidate(
         "against overlap, quadratic term of 8 directions, solved spin by spin",
-        _LEADING, _LEADING_TRIALS,
+        _LEADING, grid(lr=(3e-4, 1e-3, 2e-3, 3e-3)),
     ),
     "target by lr": Candidate(
         "against overlap, growing as the learning rate falls", _step(Growing, momentum=0.9), _trials(0.5, 0.7)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spinstep.problem import BinaryLeastSquares
 from spinstep.signs import spins_of
@@ -64,13 +64,14 @@ class ExactSolver(Solver):
 
     def _search_live(self, problem: BinaryLeastSquares, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         deadline = float("inf") if self.time_limit is None else time.monotonic() + self.time_limit
-        start = BlockDescentSolver(num_sweeps=16, num_reads=16).solve(problem.compressed(), seed=seed).spins
-        start, bundles = start.cpu(), list(_bundles(problem))
-        alone = len(bundles) == problem.num_spins  # every spin a bundle of its own, in their order
-        found = start if alone else torch.stack([bundle.value(start) for bundle in bundles])  # (bundles, m)
+        bundles, whole, problem = list(_bundles(problem)), problem, problem.compressed()
+        start = BlockDescentSolver(num_sweeps=16, num_reads=16).solve(problem, seed=seed).spins.cpu()
+        found, alone = start, len(bundles) == len(start)  # every spin a bundle of its own, in their order
+        if not alone:
+            found = torch.stack([bundle.value(start) for bundle in bundles])  # (number of bundles, m)
+            problem = _of_bundles(whole, bundles).compressed()
         counts = torch.tensor([len(bundle.values) for bundle in bundles])
-        values = torch.nn.utils.rnn.pad_sequence([bundle.values for bundle in bundles], batch_first=True)
-        problem = _of_bundles(problem, bundles).compressed()
+        values = nn.utils.rnn.pad_sequence([bundle.values for bundle in bundles], batch_first=True)
         gram, fields = (problem.Z.T @ problem.Z).cpu(), problem.fields().cpu()
         shifts, centers = _tightest_shifts(gram, fields, alone)
         proved = torch.zeros(problem.num_units, dtype=torch.bool)
@@ -136,6 +137,9 @@ class _Bundle:
         return (self.values - value[:, None]).abs().argmin(1)
 
 
+_ALONE = torch.ones(1).double(), torch.tensor([-1.0, 1.0]).double(), torch.tensor([[-1.0], [1.0]]).double()
+
+
 def _bundles(problem: BinaryLeastSquares) -> Iterator[_Bundle]:
     """Which spins belong together. Their couplings are parallel, which leaves a search little to prune by."""
     rows = problem.Z.T if problem.H is None else torch.cat([problem.Z.T, problem.H], 1)
@@ -144,6 +148,9 @@ def _bundles(problem: BinaryLeastSquares) -> Iterator[_Bundle]:
     for i, row in enumerate((rows / peaks + 0.0).cpu().numpy()):  # + 0.0: no negative zero
         alike.setdefault(row.tobytes(), []).append(i)
     for members in alike.values():
+        if len(members) == 1:
+            yield _Bundle(members, *_ALONE)
+            continue
         strengths: dict[int, float] = {}
         sums: dict[float, tuple[int, ...]] = {0.0: ()}
         for i in members:
@@ -165,14 +172,12 @@ def _of_bundles(problem: BinaryLeastSquares, bundles: list[_Bundle]) -> BinaryLe
 
 
 def _enumerate(problem: BinaryLeastSquares) -> Tensor:  # (n, m)
-    every = _all_spins(problem.num_spins).to(problem.Z)
+    n = problem.num_spins
+    bits = torch.arange(2**n, device=problem.Z.device)[:, None] >> torch.arange(n, device=problem.Z.device)
+    every = (bits & 1).mul_(2).sub_(1).to(problem.Z)  # (2^n, n)
     own = (every @ problem.Z.T).square().sum(1)
     best = [(own - 2 * every @ h).argmin() for h in problem.fields().T]
     return every[torch.stack(best)].T
-
-
-def _all_spins(n: int) -> Tensor:  # (2^n, n)
-    return ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).mul_(2).sub_(1).double()
 
 
 def _tightest_shifts(gram: Tensor, fields: Tensor, alone: bool) -> tuple[Tensor, Tensor]:
@@ -183,15 +188,14 @@ def _tightest_shifts(gram: Tensor, fields: Tensor, alone: bool) -> tuple[Tensor,
     rank-deficient ``K`` its positive definite form. Sums of spins lie within that sphere; their ``μ`` is
     not positive, and what ``μg²`` is above ``μ`` is a price in the search.
     """
-    eigenvalues, vectors = torch.linalg.eigh(gram)
-    squares, size = (vectors.T @ fields).square(), len(gram)
-    scale = eigenvalues[-1].clamp(min=torch.finfo(gram.dtype).tiny ** 0.5)
-    most = eigenvalues[0] if alone else eigenvalues[0].clamp(max=0)
-    high = (most - 1e-6 * scale).expand(fields.shape[1])
-    low = high - (squares.sum(0) / size).sqrt()
+    values, vectors = torch.linalg.eigh(gram)
+    squares = (vectors.T @ fields).square()
+    scale = values[-1].clamp(min=torch.finfo(gram.dtype).tiny ** 0.5)
+    high = ((values[0] if alone else values[0].clamp(max=0)) - 1e-6 * scale).expand(fields.shape[1])
+    low = high - (squares.sum(0) / len(gram)).sqrt()
     for _ in range(60):  # bisect the concave bound μn - Σ b²/(λ - μ)
         middle = (low + high) / 2
-        rising = (squares / (eigenvalues[:, None] - middle).square()).sum(0) < size
+        rising = (squares / (values[:, None] - middle).square()).sum(0) < len(gram)
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
-    centers = vectors @ ((vectors.T @ fields) / (eigenvalues[:, None] - low))
+    centers = vectors @ ((vectors.T @ fields) / (values[:, None] - low))
     return low, centers
