@@ -25,9 +25,10 @@ def rows_of(images, kernel_size, stride, padding, dilation):
 
 @given(pairs, pairs, borders, pairs, st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
-def test_blocks_chunks_and_norm_are_those_of_the_unfolded_images(kernel, stride, padding, dilation, seed):
+def test_all_is_as_if_the_images_were_unfolded(kernel, stride, padding, dilation, seed):
     generator = torch.Generator().manual_seed(seed)
-    images = [torch.randn(n, 3, 8, 7, generator=generator) for n in (2, 3)]
+    sizes = [(2, 3, 8, 7), (3, 3, 8, 7) if seed % 2 else (1, 3, 9, 7)]
+    images = [torch.randn(size, generator=generator) for size in sizes]
     geometry = kernel, stride, padding, dilation
     expected = torch.cat([rows_of(batch, *geometry) for batch in images])
     live = torch.rand(len(expected), generator=generator) < 0.5
@@ -40,6 +41,11 @@ def test_blocks_chunks_and_norm_are_those_of_the_unfolded_images(kernel, stride,
         assert torch.equal(torch.cat(list(patches.blocks(1)), 1), matrix)
         assert torch.equal(torch.cat(list(patches.chunks(10))), matrix)
         torch.testing.assert_close(patches.norm(), matrix.norm())
+        V = torch.randn(len(matrix), 4, generator=generator)
+        torch.testing.assert_close(patches.pulled_back(V), V.T @ matrix, rtol=1e-4, atol=1e-4)
+        if len(matrix):
+            first = next(chunk for chunk in patches.chunks(16 * 4) if len(chunk))
+            assert torch.equal(patches.sample(4), first[:: -(-len(first) // 4)])
 
 
 def convolution_record(groups=1):

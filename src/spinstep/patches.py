@@ -1,6 +1,6 @@
 """The patches of images as the rows of a matrix that need not be held whole: it is k² times the images."""
 
-import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,8 +64,10 @@ class Patches:
 
     def norm(self) -> Tensor:
         """The Frobenius norm of the matrix."""
-        squares = [images.square().sum(1, keepdim=True) for images in self.images]
-        rows = torch.cat([torch.stack([*self._places(square)]).sum(0).flatten() for square in squares])
+        together = (0, 1) if self.live is None else 1  # patches that need not be told from each other
+        maps = [images.square().sum(together, keepdim=True) for images in self.images]
+        ones = maps[0].new_ones(1, 1, *self.kernel_size)
+        rows = torch.cat([F.conv2d(map_, ones, None, *self._geometry).flatten() for map_ in maps])
         return (rows if self.live is None else rows[self.live]).sum().sqrt()
 
     def __truediv__(self, divisor: Tensor) -> "Patches":
@@ -81,17 +83,56 @@ class Patches:
 
     def chunks(self, rows: int) -> Iterator[Tensor]:  # (about rows, n) each
         """The rows of some images after the other."""
-        start = 0
-        for images in self.images:
-            height, width = self._output_size(images)
-            for part in images.split(max(1, rows // (height * width))):
-                chunk = self._unfold(part).T
-                own = slice(start, start + len(chunk))
-                start += len(chunk)
-                yield chunk if self.live is None else chunk[self.live[own]]
+        for images, live in self._parts(rows):
+            chunk = self._unfold(images).T
+            yield chunk if live is None else chunk[live]
 
     def dense(self) -> Tensor:  # (r, n)
         return next(self.blocks(self.shape[1]))
+
+    def sample(self, count: int) -> Tensor:  # (at most count, n)
+        """Rows of the first images, about one in 16 if there are that many; no other is unfolded."""
+        images, live = next(part for part in self._parts(16 * count) if part[1] is None or part[1].any())
+        size = len(images), *self._output_size(images)
+        rows = torch.arange(math.prod(size), device=images.device) if live is None else live.nonzero()[:, 0]
+        n, y, x = torch.unravel_index(rows[:: -(-len(rows) // count)], size)
+        padded = self._padded(images)
+        _, channels, height, width = padded.shape
+        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
+        corners = (n * channels * height + y * sh) * width + x * sw
+        c, i, j = (torch.arange(k, device=n.device) for k in (channels, kh, kw))
+        inner = (c[:, None, None] * height + i[:, None] * dh) * width + j * dw
+        return padded.take(corners[:, None] + inner.flatten())
+
+    def pulled_back(self, V: Tensor) -> Tensor:  # (r, m) -> (m, n)
+        """``VᵀZ`` of the matrix ``Z``: a convolution's weight gradient, for which nothing is unfolded."""
+        if self.live is not None:
+            V = V.new_zeros(len(self.live), V.shape[1]).index_put_((self.live,), V)
+        images = list(self.images)
+        if len({part.shape[1:] for part in images}) == 1 < len(images):  # as if they had come together
+            images = [torch.cat(images)]
+        sizes = [(len(part), *self._output_size(part)) for part in images]
+        weight = V.new_empty(V.shape[1], images[0].shape[1], *self.kernel_size)  # which counts for its shape
+        total = torch.zeros_like(weight)
+        for part, size, v in zip(images, sizes, V.split([*map(math.prod, sizes)]), strict=True):
+            grad = v.unflatten(0, size).permute(0, 3, 1, 2).contiguous()
+            total += torch.ops.aten.convolution_backward(
+                grad, part, weight, None, *self._geometry, False, (0, 0), 1, (False, True, False)
+            )[1]
+        return total.flatten(1)
+
+    def _parts(self, rows: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The images that make up about so many rows, some after the other, and which of their rows count."""
+        start = 0
+        for images in self.images:
+            each = math.prod(self._output_size(images))
+            for part in images.split(max(1, rows // each)):
+                own = slice(start, start := start + len(part) * each)
+                yield part, None if self.live is None else self.live[own]
+
+    @property
+    def _geometry(self) -> tuple[Pair, Pair, Pair]:
+        return self.stride, self.padding, self.dilation
 
     def _output_size(self, images: Tensor) -> Pair:
         height, width = (
@@ -104,16 +145,10 @@ class Patches:
 
     def _unfold(self, images: Tensor) -> Tensor:  # (C · kh · kw, N · h · w)
         """As :func:`torch.nn.functional.unfold`, but with all images side by side in one matrix."""
-        channels, places = images.shape[1], self.kernel_size[0] * self.kernel_size[1]
-        out = images.new_empty(channels, places, len(images), *self._output_size(images))
-        for i, place in enumerate(self._places(images)):
-            out[:, i] = place.transpose(0, 1)
-        return out.flatten(2).flatten(0, 1)
+        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
+        windows = self._padded(images).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
+        return windows[..., ::dh, ::dw].permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
 
-    def _places(self, images: Tensor) -> Iterator[Tensor]:  # (N, C, h, w) each
-        """What all patches have at the first place of the kernel, at the second, and so on."""
-        (h, w), (kh, kw), (sh, sw) = self._output_size(images), self.kernel_size, self.stride
-        (ph, pw), (dh, dw) = self.padding, self.dilation
-        padded = F.pad(images, (pw, pw, ph, ph))
-        for i, j in itertools.product(range(0, kh * dh, dh), range(0, kw * dw, dw)):
-            yield padded[..., i : i + (h - 1) * sh + 1 : sh, j : j + (w - 1) * sw + 1 : sw]
+    def _padded(self, images: Tensor) -> Tensor:
+        height, width = self.padding
+        return F.pad(images, (width, width, height, height))

@@ -21,7 +21,10 @@ def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m
     """
     if target_rms is None:
         return grad
-    rms = grad.square().mean(0).sqrt_()
+    if grad.stride(0) == 1:  # unit by unit, as a convolution's: a norm is faster, elsewhere squares are
+        rms = torch.linalg.vector_norm(grad, dim=0) / len(grad) ** 0.5
+    else:
+        rms = grad.square().mean(0).sqrt_()
     largest = rms.max()
     if largest < torch.finfo(grad.dtype).tiny ** 0.4 and (peak := grad.abs().max()) > 0:
         return reachable_target(grad / peak, target_rms)  # squares had underflowed
@@ -39,8 +42,7 @@ def suitable_target(gram: Tensor, count: int) -> float:
 
 def sampled(x: Tensor | Patches) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
     """Some rows, as strong together as all, and their products with each other."""
-    some = next(part for part in x.chunks(16 * SAMPLE) if len(part)) if isinstance(x, Patches) else x
-    rows = some[:: -(-len(some) // SAMPLE)] if len(some) > SAMPLE else some
+    rows = x.sample(SAMPLE) if isinstance(x, Patches) else x[:: max(1, -(-len(x) // SAMPLE))]
     rows = rows if len(rows) == len(x) else rows * (len(x) / len(rows)) ** 0.5
     return rows, rows @ rows.T
 
