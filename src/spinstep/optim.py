@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spinstep.problem import BinaryLeastSquares, Rows, Target
+from spinstep.reach import idle_units
 from spinstep.record import LayerRecord, record_of, start_recording
 from spinstep.solvers import BlockDescentSolver, ExactSolver, Solver, derive_seed
 
@@ -183,7 +184,7 @@ class QPSBGD(Optimizer):
             layer.group[k] for k in ("rows", "target_rms", "momentum", "rank")
         )
         problems = [BinaryLeastSquares.from_record(r, rows, target_rms) for r in layer.records]
-        idle = [None if target_rms is None else _idle(problem.V) for problem in problems]
+        idle = [None if target_rms is None else idle_units(problem.V) for problem in problems]
         if not momentum:
             return problems, idle, None
         state = self.state[layer.weight]
@@ -226,13 +227,6 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def _idle(V: Tensor) -> Tensor | None:  # (r, m) -> indices
-    """The units that have no target to move to, if any."""
-    if V.sum(0).all():
-        return None
-    return (V.abs().amax(0) == 0).nonzero()[:, 0]
 
 
 def _move(weight: Tensor, idle: Tensor | None, blocks: Iterable[Tensor], group: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spinstep.certificate import lower_bound
 from spinstep.patches import Patches
-from spinstep.reach import leading, reachable_target, sampled, suitable_target
+from spinstep.reach import leading, live_rows, reachable_target, sampled, suitable_target
 from spinstep.record import LayerRecord
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ class BinaryLeastSquares:
         record: LayerRecord, rows: Rows = "uniform", target_rms: Target = None
     ) -> "BinaryLeastSquares":
         """The problem of one layer's step; see :func:`jacobian` and :mod:`spinstep.reach`."""
-        x, grad = record.x, record.grad
-        if rows == "uniform" and not grad.sum(1).all():  # a row without gradient, or one that cancels
-            live = grad.abs().amax(1) > 0  # not a node outside the training set
-            most = 0.9 if isinstance(x, Patches) else 1  # to leave out a few patches costs more than they do
-            if 0 < live.sum() < most * len(live):
-                x, grad = x.where(live) if isinstance(x, Patches) else x[live], grad[live]
+        x, grad = live_rows(record.x, record.grad) if rows == "uniform" else (record.x, record.grad)
         if isinstance(x, Patches) and rows == "uniform":
             problem: BinaryLeastSquares = PatchLeastSquares(_uniform(x), grad)
             if target_rms not in (None, "auto"):  # noise to n inputs, of which they reach but √(n/r)
@@ -109,10 +104,10 @@ class BinaryLeastSquares:
 
     def fields(self) -> Tensor:  # (n, m)
         """``ZᵀV + H``, half the negative gradient of the energy at ``G = 0``."""
-        fields = self._pulled_back().T
+        fields = self._pulled_back().T  # in the memory layout of a weight
         return fields if self.H is None else fields + self.H
 
-    def _pulled_back(self) -> Tensor:  # (m, n), the memory layout of a weight
+    def _pulled_back(self) -> Tensor:  # (m, n)
         return self.V.T @ self.Z
 
     def driven_by(self, H: Tensor, rank: int | None = None) -> "BinaryLeastSquares":

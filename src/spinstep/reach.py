@@ -1,4 +1,4 @@
-"""How far spins reach: the scale of a target, what rows have in common, and the directions that lead."""
+"""How far spins reach: rows that count, the scale of a target, what rows share, directions that lead."""
 
 import math
 
@@ -10,6 +10,26 @@ from spinstep.patches import Patches
 ROUNDING = 1e-6  # of the largest root mean square in the layer
 SAMPLE = 128  # rows that stand for all
 AUTO = 0.35  # the target of a row that has nothing in common with others
+
+
+def live_rows(x: Tensor | Patches, grad: Tensor) -> tuple[Tensor | Patches, Tensor]:
+    """The rows that have a gradient, if some have none: not the nodes outside a training set.
+
+    A few patches are not left out: that costs more than they do.
+    """
+    if grad.sum(1).all():  # else a row without gradient, or one that cancels
+        return x, grad
+    live = grad.abs().amax(1) > 0
+    if not 0 < live.sum() < len(live) * (0.9 if isinstance(x, Patches) else 1):
+        return x, grad
+    return x.where(live) if isinstance(x, Patches) else x[live], grad[live]
+
+
+def idle_units(V: Tensor) -> Tensor | None:  # (r, m) -> indices
+    """The units that have no target to move to, if any."""
+    if V.sum(0).all():
+        return None
+    return (V.abs().amax(0) == 0).nonzero()[:, 0]
 
 
 def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)

@@ -11,9 +11,10 @@ from spinstep.distributed.gather import Gather
 from spinstep.distributed.vote import Vote
 from spinstep.distributed.wire import Wire
 from spinstep.layers import binary_parameters
-from spinstep.optim import QPSBGD, Params, _idle, _Layer
+from spinstep.optim import QPSBGD, Params, _Layer
 from spinstep.patches import Patches
 from spinstep.problem import BinaryLeastSquares
+from spinstep.reach import idle_units
 from spinstep.record import LayerRecord
 from spinstep.solvers import BlockDescentSolver, Solver
 
@@ -112,7 +113,7 @@ class DistributedQPSBGD(QPSBGD):
         problems, idle, average = super()._pose(layer)
         if isinstance(self.reduction, Vote):  # a unit that rests here may have to move: the others decide
             self.reduction.resting += [
-                _idle(record.grad) if own is None else own
+                idle_units(record.grad) if own is None else own
                 for record, own in zip(layer.records, idle, strict=True)
             ]
             idle = [None] * len(idle)
