@@ -80,6 +80,7 @@ METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], list[dict[str, fl
         partial(QPSBGD, rank=None),
         grid(lr=(3e-3, 1e-2, 3e-2), target_rms=(1, 2, 4, 8), momentum=(0.9,)),
     ),
+    "QP-SBGD, the default": (QPSBGD, grid(lr=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2), momentum=(0.9, 0.95))),
 }
 
 
