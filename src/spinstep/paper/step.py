@@ -298,12 +298,29 @@ class StepExperiment(Experiment):
             Table(["network", *CANDIDATES], heats, "Best of the trials, accuracy on 2,000 images held out"),
         ]
         total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
-        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks."]
+        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks. {_durations(lines)}"]
         if not judged:
             return Section(notes, tables)
         rows = [_verdict(place, finals) for place, finals in judged.items()]
         tables.append(Table(_HEADER, rows, "Test accuracy, fresh seeds, all training images"))
         return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))])
+
+
+def _durations(lines: Sequence[Line]) -> str:
+    """How long all runs took, and how long at the pace of the quickest of each candidate and shape."""
+    minutes = []
+    for stage in ("trial", "final"):
+        kinds: dict[tuple[str, str], list[float]] = {}
+        for line in lines:
+            if line.job["stage"] == stage:
+                kinds.setdefault((line.job["shape"], line.job["candidate"]), []).append(line.seconds / 60)
+        minutes += [sum(map(sum, kinds.values())), sum(len(own) * min(own) for own in kinds.values())]
+    trials, quick_trials, finals, quick_finals = (f"{own:.0f}" for own in minutes)
+    return (
+        f"In all, trials took {trials} minutes of one processor and final runs {finals}; at the pace of the "
+        f"quickest run of each candidate on each shape, when nobody shares the machine, {quick_trials} and "
+        f"{quick_finals}."
+    )
 
 
 def best_trial(trials: Sequence[Line], name: str) -> Line:
