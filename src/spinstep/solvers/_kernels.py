@@ -140,14 +140,15 @@ def feed_back_(H: Tensor, Z: Tensor, G: Tensor) -> None:
     """
     from spinstep.solvers._feedback import LANES, feed_back
 
-    padded = torch.nn.functional.pad(Z, (0, 0, 0, -len(Z) % 8))  # few numbers of rows, for each is compiled
-    rows, H = tuple(padded.numpy()), H if H.stride(1) == 1 else H.contiguous()
+    if len(Z) % 8:  # few numbers of rows, for each is compiled
+        Z = torch.nn.functional.pad(Z, (0, 0, 0, -len(Z) % 8))
+    rows, H = tuple(Z.numpy()), H if H.stride(1) == 1 else H.contiguous()
     threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
     share = -(-len(H) // (LANES * threads)) * LANES
-    parts = [(h.numpy(), rows, g.numpy()) for h, g in zip(H.split(share), G.split(share), strict=True)]
-    if len(parts) == 1:
-        feed_back(*parts[0])
+    if share >= len(H):
+        feed_back(H.numpy(), rows, G.numpy())
         return
+    parts = [(h.numpy(), rows, g.numpy()) for h, g in zip(H.split(share), G.split(share), strict=True)]
     with ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(lambda part: feed_back(*part), parts))
 
