@@ -287,7 +287,7 @@ class StepExperiment(Experiment):
         for line in lines:
             places.setdefault((line.job["data"], line.job["shape"], line.job["activation"]), []).append(line)
         heats, judged = [], {}
-        for place, own in places.items():
+        for place, own in sorted(places.items(), key=lambda item: (SHAPES.index(item[0][1]), item[0][::-1])):
             trials = [line for line in own if line.job["stage"] == "trial"]
             heats.append([", ".join(place), *(_best(trials, name) for name in CANDIDATES)])
             if finals := _finals(trials, [line for line in own if line.job["stage"] == "final"]):
