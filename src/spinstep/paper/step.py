@@ -283,27 +283,28 @@ class StepExperiment(Experiment):
             return train(task, method, job["settings"], job["seed"])
 
     def show(self, lines: Sequence[Line]) -> Section:
-        places: dict[tuple[str, str, str], list[Line]] = {}
-        for line in lines:
-            places.setdefault((line.job["data"], line.job["shape"], line.job["activation"]), []).append(line)
-        heats, judged = [], {}
-        for place, own in sorted(places.items(), key=lambda item: (SHAPES.index(item[0][1]), item[0][::-1])):
-            trials = [line for line in own if line.job["stage"] == "trial"]
-            heats.append([", ".join(place), *(_best(trials, name) for name in CANDIDATES)])
-            if finals := _finals(trials, [line for line in own if line.job["stage"] == "final"]):
-                judged[", ".join(place)] = finals
         what = [[name, candidate.what] for name, candidate in CANDIDATES.items()]
-        tables = [
-            Table(["candidate", "what"], what),
-            Table(["network", *CANDIDATES], heats, "Best of the trials, accuracy on 2,000 images held out"),
-        ]
+        tables = [Table(["candidate", "what"], what)]
+        judged: dict[str, Finals] = {}
+        for shape in SHAPES:
+            trials: dict[str, list[Line]] = {}
+            finals: dict[str, Finals] = {}
+            for data, activation in itertools.product(DATA, ACTIVATIONS):
+                place = {"data": data, "shape": shape, "activation": activation}
+                own = [line for line in lines if place.items() <= line.job.items()]
+                tried = [line for line in own if line.job["stage"] == "trial"]
+                if tried:
+                    trials[f"{data}, {activation}"] = tried
+                if found := _finals(tried, [line for line in own if line.job["stage"] == "final"]):
+                    finals[f"{data}, {activation}"] = found
+            if trials:
+                tables.append(_heats(shape, trials))
+            if finals:
+                tables.append(_verdict(shape, finals))
+                judged |= {f"{shape}, {place}": found for place, found in finals.items()}
         total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
         notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks. {_durations(lines)}"]
-        if not judged:
-            return Section(notes, tables)
-        rows = [_verdict(place, finals) for place, finals in judged.items()]
-        tables.append(Table(_HEADER, rows, "Test accuracy, fresh seeds, all training images"))
-        return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))])
+        return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))] if judged else [])
 
 
 def _durations(lines: Sequence[Line]) -> str:
@@ -336,9 +337,17 @@ def finalists(trials: Sequence[Line]) -> list[str]:
     return [*JUDGED, *(name for name in LATE if name in tried), best]
 
 
-def _best(trials: Sequence[Line], name: str) -> str:
-    known = any(line.job["candidate"] == name for line in trials)
-    return f"{best_trial(trials, name).metrics['test_accuracy']:.4f}" if known else "–"
+def _heats(shape: str, trials: dict[str, list[Line]]) -> Table:
+    rows = []
+    for name in CANDIDATES:
+        known = [{line.job["candidate"] for line in own} for own in trials.values()]
+        if any(name in names for names in known):
+            rows.append([name] + [
+                f"{best_trial(own, name).metrics['test_accuracy']:.4f}" if name in names else "–"
+                for own, names in zip(trials.values(), known, strict=True)
+            ])  # fmt: skip
+    title = f"{shape}: best of the trials, accuracy on 2,000 images held out"
+    return Table(["candidate", *trials], rows, title)
 
 
 Finals = dict[str, list[float]]
@@ -359,14 +368,24 @@ def _finals(trials: Sequence[Line], lines: Sequence[Line]) -> Finals | None:
 
 _NEW = "leading directions"
 _LANES = (*JUDGED, *LATE, "best of the others")
-_HEADER = ["network", *_LANES, "which", f"{_NEW} less BatchNorm, Adam"]
 
 
-def _verdict(place: str, finals: Finals) -> list[str]:
-    best = list(finals)[-1]
-    own = {**finals, _LANES[-1]: finals[best]}
-    cells = [str(estimate(own[lane])) if lane in own else "–" for lane in _LANES]
-    return [place, *cells, best, str(paired(finals[_NEW], finals["BatchNorm, Adam"]))]
+def _verdict(shape: str, judged: dict[str, Finals]) -> Table:
+    rows = []
+    for lane in _LANES:
+        own = [_lanes(finals).get(lane) for finals in judged.values()]
+        if any(own):
+            rows.append([lane, *(str(estimate(scores)) if scores else "–" for scores in own)])
+    rows.append(["which they are", *(list(finals)[-1] for finals in judged.values())])
+    for name in (_NEW, LATE[0]):
+        if all(name in finals for finals in judged.values()):
+            less = [str(paired(finals[name], finals["BatchNorm, Adam"])) for finals in judged.values()]
+            rows.append([f"{name} less BatchNorm, Adam", *less])
+    return Table(["candidate", *judged], rows, f"{shape}: test accuracy, fresh seeds, all training images")
+
+
+def _lanes(finals: Finals) -> Finals:
+    return {**finals, _LANES[-1]: list(finals.values())[-1]}
 
 
 def _figure(judged: dict[str, Finals]) -> str:
@@ -379,7 +398,7 @@ def _figure(judged: dict[str, Finals]) -> str:
     for lane, (name, colour) in enumerate(zip(_LANES, colours, strict=True)):
         label = name
         for place, finals in enumerate(judged.values()):
-            own = {**finals, _LANES[-1]: list(finals.values())[-1]}.get(name)
+            own = _lanes(finals).get(name)
             if own is None:
                 continue
             rival = sum(finals["BatchNorm, Adam"]) / len(finals["BatchNorm, Adam"])
