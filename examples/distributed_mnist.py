@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spinstep import BinaryLinear, binary_parameters
-from spinstep.data import mnist
-from spinstep.distributed import Checkpoint, DistributedQPSBGD
+from spingrad import BinaryLinear, binary_parameters
+from spingrad.distributed import Checkpoint, DistributedQPSBGD
+from spingrad_lab.data import mnist
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--reduction", choices=["gather", "vote"], default="gather")

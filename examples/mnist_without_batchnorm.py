@@ -18,8 +18,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from spinstep import QPSBGD, BinaryLinear, Sign, binary_parameters
-from spinstep.data import fashion_mnist, mnist
+from spingrad import QPSBGD, BinaryLinear, Sign, binary_parameters
+from spingrad_lab.data import fashion_mnist, mnist
 
 
 def network(sizes: list[int], activation: str) -> nn.Sequential:

@@ -25,12 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-from spinstep import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
-from spinstep.data import key_points, line_features, mnist
-from spinstep.qpu import BudgetError, Journal, QPUService, QPUSolver, plan
-from spinstep.qpu.inspect import rows
-from spinstep.solvers import ExactSolver, Solution, Solver
-from spinstep.testing.sapi import Sapi
+from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spingrad.qpu import BudgetError, Journal, QPUService, QPUSolver, plan
+from spingrad.qpu.inspect import rows
+from spingrad.solvers import ExactSolver, Solution, Solver
+from spingrad.testing.sapi import Sapi
+from spingrad_lab.data import key_points, line_features, mnist
 
 WIDTHS = [16, 4, 4, 2]
 DIGITS = (0, 2)

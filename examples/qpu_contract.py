@@ -1,4 +1,4 @@
-"""What spinstep takes for granted about D-Wave's service, asked of the service itself.
+"""What spingrad takes for granted about D-Wave's service, asked of the service itself.
 
     pip install ".[qpu,paper]"
     python examples/qpu_contract.py                              # the emulator: what is taken for granted
@@ -7,7 +7,7 @@
 The documentation of the service leaves some questions open, and the emulator answers them by assumption.
 This script asks each with one small job or none: less than a second of QPU time in all, which its own budget
 enforces. The plan is shown, and with --real nothing is sent until it is agreed to. The last column says
-whether the service does what spinstep relies on; if not, the status is 1.
+whether the service does what spingrad relies on; if not, the status is 1.
 """
 
 import argparse
@@ -26,15 +26,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from spinstep.qpu import Journal, QPUService, QPUSolver, ServiceError, StepError
-from spinstep.qpu.chip import Chip
-from spinstep.qpu.journal import MICRO, Attempt
-from spinstep.qpu.packing import Programmed
-from spinstep.qpu.schedule import schedule
-from spinstep.qpu.service import _loaded
-from spinstep.solvers import ExactSolver
-from spinstep.testing import random_problem
-from spinstep.testing.sapi import Sapi
+from spingrad.qpu import Journal, QPUService, QPUSolver, ServiceError, StepError
+from spingrad.qpu.calls import schedule
+from spingrad.qpu.chip import Chip
+from spingrad.qpu.journal import MICRO, Attempt
+from spingrad.qpu.packing import Programmed
+from spingrad.qpu.service import _loaded
+from spingrad.solvers import ExactSolver
+from spingrad.testing import random_problem
+from spingrad.testing.sapi import Sapi
 
 BUDGET = 1.0  # seconds of QPU time
 FINAL = ("COMPLETED", "FAILED", "CANCELLED")
@@ -198,7 +198,7 @@ class Contract:
         self._refused("couplings far out of a qubit's range", star(chip, 4 * self.lowest))
         if "per_group_coupling_range" in chip.properties:
             self._refused("a qubit at 1.5 times its groups' range", star(chip, 1.5 * self.lowest), "taken")
-        self._refused("an unknown parameter", problem, spinstep_contract=1)
+        self._refused("an unknown parameter", problem, spingrad_contract=1)
         self._refused("no reads", problem, num_reads=0)
         if chip.graph_id:
             self._refused("another working graph", problem, chip=replace(chip, graph_id="another"))

@@ -15,8 +15,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from spinstep import QPSBGD, BinaryLinear, binary_parameters
-from spinstep.baselines import BinaryConnect, SignSGD
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
+from spingrad.baselines import BinaryConnect, SignSGD
 
 Data = tuple[Tensor, Tensor]
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)

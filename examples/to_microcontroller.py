@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from spinstep import QPSBGD, BinaryLinear, Sign, binary_parameters
-from spinstep.data import mnist
-from spinstep.export import pack
-from spinstep.export.c import to_c
+from spingrad import QPSBGD, BinaryLinear, Sign, binary_parameters
+from spingrad.export import pack
+from spingrad.export.c import to_c
+from spingrad_lab.data import mnist
 
 MAIN = """\
 #include <stdio.h>

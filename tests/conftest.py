@@ -6,13 +6,13 @@ import torch
 
 @pytest.fixture(scope="session")
 def data_folder():
-    """Real data, or a skip; with SPINSTEP_DATA_REQUIRED set a missing folder is a failure."""
-    folder = os.environ.get("SPINSTEP_DATA")
+    """Real data, or a skip; with SPINGRAD_DATA_REQUIRED set a missing folder is a failure."""
+    folder = os.environ.get("SPINGRAD_DATA")
     if folder and os.path.isdir(folder):
         return folder
-    if os.environ.get("SPINSTEP_DATA_REQUIRED"):
-        pytest.fail(f"SPINSTEP_DATA_REQUIRED is set, but SPINSTEP_DATA={folder!r} is no folder")
-    pytest.skip("needs real data: set SPINSTEP_DATA")
+    if os.environ.get("SPINGRAD_DATA_REQUIRED"):
+        pytest.fail(f"SPINGRAD_DATA_REQUIRED is set, but SPINGRAD_DATA={folder!r} is no folder")
+    pytest.skip("needs real data: set SPINGRAD_DATA")
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSampler, TabuSampler
 
-from spinstep import BinaryLeastSquares
-from spinstep.solvers import (
+from spingrad import BinaryLeastSquares
+from spingrad.solvers import (
     BlockDescentSampler,
     BlockDescentSolver,
     DimodSolver,
@@ -23,7 +23,7 @@ from spinstep.solvers import (
     SignSolver,
     derive_seed,
 )
-from spinstep.testing import check_solver, random_problem
+from spingrad.testing import check_solver, random_problem
 
 needs_gurobi = pytest.mark.skipif(
     importlib.util.find_spec("gurobipy") is None, reason="needs the extra gurobi"
@@ -57,9 +57,9 @@ def test_every_annealer_keeps_the_contract(name):
     check_solver(ANNEALERS[name]())
 
 
-def test_importing_spinstep_imports_no_annealer():
+def test_importing_spingrad_imports_no_annealer():
     code = (
-        "import sys, spinstep, spinstep.solvers as s; s.GurobiSolver;"
+        "import sys, spingrad, spingrad.solvers as s; s.GurobiSolver;"
         "assert not {'dimod', 'dwave', 'gurobipy', 'openjij'} & set(sys.modules);"
         "s.BlockDescentSampler; assert 'dimod' in sys.modules"
     )
@@ -176,7 +176,7 @@ def test_gurobi_says_nothing(capfd):
 
 def test_a_missing_gurobi_is_named_with_the_command_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gurobipy", None)
-    with pytest.raises(ImportError, match=r'pip install "spinstep\[gurobi\]"'):
+    with pytest.raises(ImportError, match=r'pip install "spingrad\[gurobi\]"'):
         GurobiSolver()
 
 

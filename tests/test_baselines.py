@@ -3,13 +3,13 @@ import functools
 
 import pytest
 import torch
+from helpers import ONE_BATCH
 from torch import nn
 
-from spinstep import QPSBGD, BinaryLinear, binary_parameters
-from spinstep.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
-from spinstep.paper.methods import ONE_BATCH
-from spinstep.signs import spins_of
-from spinstep.solvers import SignSolver
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
+from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
+from spingrad.nn.sign import spins_of
+from spingrad.solvers import SignSolver
 
 METHODS = {
     "QPSBGD": functools.partial(QPSBGD, lr=0.01),

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, Bits, binary_parameters
-from spinstep.solvers import ExactSolver
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, Bits, binary_parameters
+from spingrad.solvers import ExactSolver
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, binary_parameters
-from spinstep.record import record_of
-from spinstep.solvers import BlockDescentSolver, SignSolver
-from spinstep.testing import check_solver, random_problem
+from spingrad import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spingrad.record import record_of
+from spingrad.solvers import BlockDescentSolver, SignSolver
+from spingrad.testing import check_solver, random_problem
 
 DEVICES = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 

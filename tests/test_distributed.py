@@ -1,21 +1,16 @@
 import itertools
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from workers import run_workers
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
-from spinstep.distributed import Checkpoint, DistributedQPSBGD, Wire, data_parallel
-from spinstep.distributed.bits import majority, pack, packed_size, unpack
-from spinstep.solvers import BlockDescentSolver
-
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-import elastic
-import vote_accuracy
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
+from spingrad.distributed import Checkpoint, DistributedQPSBGD, Wire, data_parallel
+from spingrad.distributed.bits import majority, pack, packed_size, unpack
+from spingrad.solvers import BlockDescentSolver
+from spingrad_lab.bench import elastic, vote_accuracy
 
 
 def digits(count):

@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import BinaryConv2d, BinaryLinear, Gain, Sign
-from spinstep.export import PackedModel, pack, verify
-from spinstep.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
+from spingrad import BinaryConv2d, BinaryLinear, Gain, Sign
+from spingrad.export import PackedModel, pack, verify
+from spingrad.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
 
 BACKENDS = ["numba", "numpy"]
 

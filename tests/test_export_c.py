@@ -7,9 +7,9 @@ import pytest
 from test_export import SIGN_NETWORKS, batch_norm, images, made
 from torch import nn
 
-from spinstep import BinaryConv2d, BinaryLinear, Sign
-from spinstep.export import pack, verify
-from spinstep.export.c import to_c
+from spingrad import BinaryConv2d, BinaryLinear, Sign
+from spingrad.export import pack, verify
+from spingrad.export.c import to_c
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 

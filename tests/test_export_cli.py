@@ -1,8 +1,8 @@
 import pytest
 from test_export import SIGN_NETWORKS, made
 
-from spinstep.cli import main
-from spinstep.export import PackedModel, pack
+from spingrad.cli import main
+from spingrad.export import PackedModel, pack
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -35,7 +35,7 @@ def test_a_packed_file_goes_to_every_format(packed_file, to, files, capsys):
 def test_a_torch_checkpoint_needs_its_network(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_nets.py").write_text(
-        "from torch import nn\nfrom spinstep import BinaryLinear, Sign\n"
+        "from torch import nn\nfrom spingrad import BinaryLinear, Sign\n"
         "def digits():\n    return nn.Sequential(BinaryLinear(784, 8), Sign(), BinaryLinear(8, 10))\n"
     )
     import importlib

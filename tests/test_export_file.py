@@ -13,9 +13,9 @@ import torch
 from test_export import SIGN_NETWORKS, images, made
 from test_export_c import averages, hardtanh_with_norm
 
-from spinstep.export import PackedFileError, PackedModel, pack
-from spinstep.export.packed import KEY, _checksum
-from spinstep.export.stages import Linear
+from spingrad.export import PackedFileError, PackedModel, pack
+from spingrad.export.packed import KEY, _checksum
+from spingrad.export.stages import Linear
 
 pytest.importorskip("safetensors")
 
@@ -66,7 +66,7 @@ def test_a_file_holds_the_same_network(network, tmp_path):
 def test_the_bits_of_a_wide_network_take_a_thirtieth_of_its_floats(tmp_path):
     from torch import nn
 
-    from spinstep import BinaryLinear, Sign
+    from spingrad import BinaryLinear, Sign
 
     model = nn.Sequential(
         BinaryLinear(784, 1024), Sign(), BinaryLinear(1024, 1024), Sign(), BinaryLinear(1024, 10)
@@ -79,7 +79,7 @@ def small_files():
     """Files small enough to be damaged in every place: with thresholds, lines, pools and convolutions."""
     from torch import nn
 
-    from spinstep import BinaryConv2d, BinaryLinear, Sign
+    from spingrad import BinaryConv2d, BinaryLinear, Sign
 
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4)

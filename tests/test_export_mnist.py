@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import mnist
 from torch import nn
 
-from spinstep import QPSBGD, BinaryLinear, Sign, binary_parameters
-from spinstep.data import mnist
-from spinstep.export import pack, verify
-from spinstep.export.c import to_c
+from spingrad import QPSBGD, BinaryLinear, Sign, binary_parameters
+from spingrad.export import pack, verify
+from spingrad.export.c import to_c
 
 SCALE = 1 / 128
 
@@ -22,21 +22,19 @@ SCALE = 1 / 128
 @pytest.fixture(scope="module")
 def trained(data_folder):
     """784-128-10 after 100 steps, its packed form, the test images and torch's answers."""
-    data, test = mnist("train"), mnist("test")
+    (images, labels), test = mnist("train"), mnist("test")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(BinaryLinear(784, 128), Sign(), BinaryLinear(128, 10))
         optimizer = QPSBGD(binary_parameters(model), lr=1e-3)
         for rows in torch.randperm(20_000).split(200):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(
-                model(data.images[rows].flatten(1) * SCALE), data.labels[rows]
-            ).backward()
+            nn.functional.cross_entropy(model(images[rows].flatten(1) * SCALE), labels[rows]).backward()
             optimizer.step()
     model.eval()
-    x = test.images.flatten(1)
+    x = test[0].flatten(1)
     theirs = verify.from_torch(model, x * SCALE, SCALE)
-    assert (theirs.classes == test.labels.numpy()).mean() > 0.8
+    assert (theirs.classes == test[1].numpy()).mean() > 0.8
     return pack(model, scale=SCALE), x.numpy(), theirs
 
 

@@ -5,9 +5,9 @@ import pytest
 from test_export import SIGN_NETWORKS, images, made
 from test_export_c import assert_same, averages, hardtanh_with_norm
 
-from spinstep.export import pack, verify
-from spinstep.export.onnx import to_onnx
-from spinstep.export.qonnx import to_qonnx
+from spingrad.export import pack, verify
+from spingrad.export.onnx import to_onnx
+from spingrad.export.qonnx import to_qonnx
 
 onnx = pytest.importorskip("onnx")
 NETWORKS = [*SIGN_NETWORKS, hardtanh_with_norm, averages]

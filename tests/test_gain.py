@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, Gain, binary_parameters
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, Gain, binary_parameters
 
 
 def network():

@@ -3,9 +3,9 @@ import sys
 import pytest
 import torch
 
-from spinstep import QPSBGD, binary_parameters, start_recording
-from spinstep.graph import BinaryGCNConv, normalized_adjacency
-from spinstep.record import record_of
+from spingrad import QPSBGD, binary_parameters, start_recording
+from spingrad.nn.gcn import BinaryGCNConv, normalized_adjacency
+from spingrad.record import record_of
 
 # torch_geometric still scripts its classes, which torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -104,5 +104,5 @@ def test_edges_of_the_wrong_shape_are_explained(graph):
 def test_a_missing_extra_names_the_command(monkeypatch):
     for name in ("torch_geometric", "torch_geometric.nn.conv.gcn_conv"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r'pip install "spinstep\[graph\]"'):
+    with pytest.raises(ImportError, match=r'pip install "spingrad\[graph\]"'):
         normalized_adjacency(torch.tensor([[0], [1]]), 2)

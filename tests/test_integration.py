@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler
+from helpers import ONE_BATCH, mnist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spinstep import (
+from spingrad import (
     QPSBGD,
     BinaryConv2d,
     BinaryLeastSquares,
@@ -24,10 +25,8 @@ from spinstep import (
     binary_parameters,
     real_parameters,
 )
-from spinstep.data import mnist
-from spinstep.paper.methods import ONE_BATCH
-from spinstep.record import record_of
-from spinstep.solvers import BlockDescentSolver, DimodSolver
+from spingrad.record import record_of
+from spingrad.solvers import BlockDescentSolver, DimodSolver
 
 ROOT = Path(__file__).parent.parent
 PATH_OF_ONE_STEP = ["layers.py", "record.py", "problem.py", "optim.py"]
@@ -35,7 +34,8 @@ DEFAULT_SOLVER = ["solvers/__init__.py", "solvers/base.py", "solvers/block_desce
 
 
 def unit_rms(data):
-    return data.pixels() / mnist("train").pixels().square().mean().sqrt()
+    pixels = data[0].flatten(1).float() / 255
+    return pixels / (mnist("train")[0].float() / 255).square().mean().sqrt()
 
 
 def network(*sizes):
@@ -50,7 +50,7 @@ def layer_problems(data_folder):
     """The two wide layers of 784-512-512-10 after 40 steps of training with batches of 100."""
     torch.manual_seed(0)
     data = mnist("train")
-    x, y = unit_rms(data), data.labels
+    x, y = unit_rms(data), data[1]
     model = network(784, 512, 512, 10)
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step, rows in enumerate(torch.randperm(len(x)).split(100)):
@@ -92,7 +92,7 @@ def test_a_layer_takes_a_ten_thousandth_of_the_time_of_annealing(layer_problems)
 def test_mnist_trains_in_one_epoch_without_batchnorm(data_folder):
     torch.manual_seed(0)
     train, test = mnist("train"), mnist("test")
-    x, y = unit_rms(train)[:10_000], train.labels[:10_000]
+    x, y = unit_rms(train)[:10_000], train[1][:10_000]
     model = network(784, 128, 128, 10)
     optimizer = QPSBGD(binary_parameters(model), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
@@ -102,7 +102,7 @@ def test_mnist_trains_in_one_epoch_without_batchnorm(data_folder):
         optimizer.step()
         scheduler.step()
     with torch.no_grad():
-        assert (model.eval()(unit_rms(test)).argmax(1) == test.labels).float().mean() > 0.88
+        assert (model.eval()(unit_rms(test)).argmax(1) == test[1]).float().mean() > 0.88
 
 
 def test_a_lightning_trainer_takes_the_same_steps_as_a_plain_loop():
@@ -182,11 +182,11 @@ def test_binary_and_real_weights_train_side_by_side():
 
 def test_the_path_of_one_step_can_be_read_in_one_sitting():
     files = PATH_OF_ONE_STEP + DEFAULT_SOLVER
-    lines = sum(len((ROOT / "src/spinstep" / name).read_text().splitlines()) for name in files)
+    lines = sum(len((ROOT / "src/spingrad" / name).read_text().splitlines()) for name in files)
     assert lines < 1000
 
 
-def test_importing_spinstep_costs_little_beside_torch():
+def test_importing_spingrad_costs_little_beside_torch():
     def seconds(statement):
         def once():
             begin = time.perf_counter()
@@ -195,8 +195,8 @@ def test_importing_spinstep_costs_little_beside_torch():
 
         return min(once() for _ in range(4))
 
-    assert seconds("import spinstep") < 1.5 * seconds("import torch")
-    code = "import spinstep, sys; assert not {'dimod', 'numba', 'dwave'} & set(sys.modules)"
+    assert seconds("import spingrad") < 1.5 * seconds("import torch")
+    code = "import spingrad, sys; assert not {'dimod', 'numba', 'dwave'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

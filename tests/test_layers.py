@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spinstep import BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
-from spinstep.patches import Patches
-from spinstep.record import record_of, start_recording, stop_recording
+from spingrad import BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
+from spingrad.record import record_of, start_recording, stop_recording
+from spingrad.rows import Patches
 
 
 def test_the_sign_of_every_zero_is_plus_one():

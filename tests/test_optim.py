@@ -5,13 +5,13 @@ import textwrap
 
 import pytest
 import torch
+from helpers import ONE_BATCH
 from torch import nn
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, LayerRecord, binary_parameters
-from spinstep.paper.methods import ONE_BATCH
-from spinstep.record import record_of
-from spinstep.signs import spins_of
-from spinstep.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
+from spingrad import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, LayerRecord, binary_parameters
+from spingrad.nn.sign import spins_of
+from spingrad.record import record_of
+from spingrad.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
 
 
 def small_model(seed=0):
@@ -296,8 +296,8 @@ CONTINUE = """
     import sys
     import torch
     from torch import nn
-    from spinstep import QPSBGD, BinaryLinear, binary_parameters
-    from spinstep.solvers import BlockDescentSolver
+    from spingrad import QPSBGD, BinaryLinear, binary_parameters
+    from spingrad.solvers import BlockDescentSolver
 
     def run(model, optimizer, scheduler, steps):
         for step in steps:

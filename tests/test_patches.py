@@ -3,16 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import ONE_BATCH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLeastSquares, LayerRecord, binary_parameters
-from spinstep.paper.methods import ONE_BATCH
-from spinstep.patches import Patches
-from spinstep.problem import PatchLeastSquares
-from spinstep.record import record_of
-from spinstep.solvers import BlockDescentSolver, ExactSolver
+from spingrad import QPSBGD, BinaryConv2d, BinaryLeastSquares, LayerRecord, binary_parameters
+from spingrad.problem import PatchLeastSquares
+from spingrad.record import record_of
+from spingrad.rows import Patches
+from spingrad.solvers import BlockDescentSolver, ExactSolver
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 borders = st.tuples(st.integers(0, 2), st.integers(0, 2))

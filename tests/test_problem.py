@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spinstep import BinaryLeastSquares, LayerRecord
-from spinstep.problem import jacobian
-from spinstep.reach import leading, overlap, reachable_target, sampled
-from spinstep.solvers import ExactSolver
-from spinstep.testing import random_problem
+from spingrad import BinaryLeastSquares, LayerRecord
+from spingrad.problem import jacobian
+from spingrad.scaling import leading, overlap, reachable_target, sampled
+from spingrad.solvers import ExactSolver
+from spingrad.testing import random_problem
 
 
 def all_spins(n):

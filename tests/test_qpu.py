@@ -12,15 +12,15 @@ from dwave.cloud.solver import StructuredSolver
 from dwave.embedding import chain_strength as dwave_chain_strength
 from dwave.embedding import embed_bqm, verify_embedding
 
-from spinstep import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
-from spinstep.qpu import Chip, QPUService, QPUSolver, plan
-from spinstep.qpu.embedding import fill, pages
-from spinstep.qpu.packing import Ising, Page, chain_strength
-from spinstep.qpu.schedule import block_sizes, schedule
-from spinstep.qpu.service import encoded
-from spinstep.solvers import BlockDescentSolver, ExactSolver
-from spinstep.testing import check_solver, random_problem
-from spinstep.testing.sapi import Sapi
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
+from spingrad.qpu import Chip, QPUService, QPUSolver, plan
+from spingrad.qpu.calls import block_sizes, schedule
+from spingrad.qpu.embedding import fill, pages
+from spingrad.qpu.packing import Ising, Page, chain_strength
+from spingrad.qpu.service import encoded
+from spingrad.solvers import BlockDescentSolver, ExactSolver
+from spingrad.testing import check_solver, random_problem
+from spingrad.testing.sapi import Sapi
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_cliques_are_minors_of_the_working_graph_and_share_no_qubit(chip, size):
 
 def test_a_layout_is_found_once_and_a_damaged_one_is_refused(chip, tmp_path, monkeypatch):
     first = fill(chip, {8: 2}, tmp_path)
-    monkeypatch.setattr("spinstep.qpu.embedding._search", None)
+    monkeypatch.setattr("spingrad.qpu.embedding._search", None)
     assert fill(chip, {8: 2}, tmp_path) == first
     (path,) = tmp_path.rglob("*.json")
     path.write_text(path.read_text().replace(str(first[0][0][0]), "999999", 1))
@@ -80,7 +80,7 @@ def test_a_layout_is_found_once_and_a_damaged_one_is_refused(chip, tmp_path, mon
 
 def test_pages_hold_every_unit_and_similar_sizes_share_layouts(chip, monkeypatch):
     calls = []
-    monkeypatch.setattr("spinstep.qpu.embedding.fill", lambda *a: calls.append(1) or fill(*a))
+    monkeypatch.setattr("spingrad.qpu.embedding.fill", lambda *a: calls.append(1) or fill(*a))
     found = pages(chip, {12: 9, 11: 3, 10: 1, 2: 4})
     assert Counter(len(clique) for page in found for clique in page) == {12: 9, 11: 3, 10: 1, 2: 4}
     assert len(calls) <= 3

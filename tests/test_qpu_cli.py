@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from spinstep import QPSBGD, BinaryLinear, binary_parameters
-from spinstep.cli import main
-from spinstep.qpu import Journal, QPUService, QPUSolver, plan
-from spinstep.qpu.inspect import answered_calls, breaks_by_size, picture, places, rows
-from spinstep.qpu.packing import Ising, packed, unpacked
-from spinstep.testing.sapi import Sapi
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
+from spingrad.cli import main
+from spingrad.qpu import Journal, QPUService, QPUSolver, plan
+from spingrad.qpu.inspect import answered_calls, breaks_by_size, picture, places, rows
+from spingrad.qpu.packing import Ising, packed, unpacked
+from spingrad.testing.sapi import Sapi
 
 ROOT = Path(__file__).parent.parent
 WIDTHS = [12, 4, 2]
@@ -183,7 +183,7 @@ def test_a_journal_without_answers_is_said_to_have_none(tmp_path):
 
 
 def test_the_emulator_prints_what_a_shell_needs_and_serves(monkeypatch):
-    code = "from spinstep.cli import main; main()"
+    code = "from spingrad.cli import main; main()"
     command = [sys.executable, "-c", code, "qpu", "emulate", "--size", "3", "--topology", "zephyr"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -4,7 +4,6 @@ The longer versions are one command: ``python benchmarks/qpu_faults.py``.
 """
 
 import copy
-import importlib.util
 import math
 import pickle
 import subprocess
@@ -17,29 +16,21 @@ import numpy as np
 import pytest
 import requests
 import torch
+from helpers import ONE_BATCH
 
-from spinstep import QPSBGD, BinaryLinear, binary_parameters
-from spinstep.paper.methods import ONE_BATCH
-from spinstep.qpu import BudgetError, Journal, QPUService, QPUSolver, ServiceError, StepError
-from spinstep.qpu.packing import Programmed
-from spinstep.qpu.service import AnswerError, _checked_endpoint, decoded
-from spinstep.solvers import SignSolver
-from spinstep.testing import random_problem
-from spinstep.testing.sapi import Sapi
-from spinstep.testing.sapi.faults import TRANSPORT
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
+from spingrad.qpu import BudgetError, Journal, QPUService, QPUSolver, ServiceError, StepError
+from spingrad.qpu.packing import Programmed
+from spingrad.qpu.service import AnswerError, _checked_endpoint, decoded
+from spingrad.solvers import SignSolver
+from spingrad.testing import random_problem
+from spingrad.testing.sapi import Sapi
+from spingrad.testing.sapi.faults import TRANSPORT
+from spingrad_lab.bench import qpu_faults as faults
 
 pytestmark = pytest.mark.usefixtures("sapi_env")
 
 
-def _benchmark():
-    path = Path(__file__).parents[1] / "benchmarks" / "qpu_faults.py"
-    spec = importlib.util.spec_from_file_location("qpu_faults", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-faults = _benchmark()
 
 
 @pytest.fixture(autouse=True)
@@ -648,10 +639,10 @@ def test_a_dwave_conf_in_the_working_directory_is_not_obeyed(sapi, monkeypatch, 
             service = QPUService(endpoint=sapi.url)
         assert service.endpoint == sapi.url
         with pytest.warns(UserWarning, match="not used"):
-            settings = sys.modules["spinstep.qpu.service"]._settings(None, None)
+            settings = sys.modules["spingrad.qpu.service"]._settings(None, None)
         assert "endpoint" not in settings
         assert not tokens
-        named = sys.modules["spinstep.qpu.service"]._settings("dwave.conf", None)
+        named = sys.modules["spingrad.qpu.service"]._settings("dwave.conf", None)
     assert named["endpoint"] == elsewhere
 
 

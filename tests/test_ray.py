@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import sys
@@ -6,16 +5,13 @@ import threading
 
 import pytest
 import torch
-from test_paper import Squares
 
-from spinstep.cli import main
-from spinstep.paper.lab import Lab
-from spinstep.solvers import ExactSolver
-from spinstep.testing import check_solver, random_problem
+from spingrad.solvers import ExactSolver
+from spingrad.testing import check_solver, random_problem
 
 ray = pytest.importorskip("ray")
 
-from spinstep.distributed.ray import RaySolver, connect  # noqa: E402
+from spingrad.distributed.ray import RaySolver, connect  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,8 +24,7 @@ def cluster():
         )  # 15 unless told: on a busy machine tests would wait for ever
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
-        for module in (sys.modules[__name__], sys.modules[Squares.__module__]):
-            ray.cloudpickle.register_pickle_by_value(module)  # actors cannot import tests
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import tests
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
@@ -87,26 +82,6 @@ def test_a_task_that_ends_two_actors_is_an_error(tmp_path):
     farm = RaySolver(lambda: Mortal(tmp_path, 2), 1)
     with pytest.raises(ray.exceptions.RayActorError):
         farm.solve(random_problem(10, 8, 2, seed=1))
-
-
-def test_an_experiment_on_ray_resumes_and_equals_one_on_this_machine(tmp_path):
-    experiment = Squares()
-    experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=2))
-    path = tmp_path / "ray" / "squares.jsonl"
-    before = path.read_text()
-    experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=4))
-    experiment.plan(Lab("squares", experiment, tmp_path / "here", workers=0, seeds=4))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    here = [json.loads(line) for line in (tmp_path / "here" / "squares.jsonl").read_text().splitlines()]
-    assert path.read_text().startswith(before)
-    assert sorted((x["job"]["seed"], str(x["metrics"])) for x in lines) == [
-        (x["job"]["seed"], str(x["metrics"])) for x in here
-    ]
-
-
-def test_an_address_without_ray_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="add --workers ray"):
-        main(["paper", "run", "karate", "--out", str(tmp_path), "--address", "127.0.0.1:6379"])
 
 
 def test_connect_keeps_the_cluster_there_is():

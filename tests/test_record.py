@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spinstep.record import LayerRecord, Record
+from spingrad.record import LayerRecord, Record
 
 
 def test_rows_must_agree():

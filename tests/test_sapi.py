@@ -23,12 +23,12 @@ from dwave.system import DWaveCliqueSampler, DWaveSampler, EmbeddingComposite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spinstep.testing.sapi import Sapi
-from spinstep.testing.sapi.admission import admit
-from spinstep.testing.sapi.annealer import Annealer
-from spinstep.testing.sapi.chip import working_chip
-from spinstep.testing.sapi.faults import TRANSPORT, Fault, mutated
-from spinstep.testing.sapi.wire import decode_problem, encode_answer, from_base64
+from spingrad.testing.sapi import Sapi
+from spingrad.testing.sapi.admission import admit
+from spingrad.testing.sapi.annealer import Annealer
+from spingrad.testing.sapi.chip import working_chip
+from spingrad.testing.sapi.faults import TRANSPORT, Fault, mutated
+from spingrad.testing.sapi.wire import decode_problem, encode_answer, from_base64
 
 pytestmark = pytest.mark.usefixtures("sapi_env")
 
@@ -719,7 +719,7 @@ def test_closing_leaves_neither_threads_nor_waiting_clients(sapi_env):
 
 @pytest.mark.slow
 def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi_env):
-    command = [sys.executable, "-m", "spinstep.testing.sapi", "--topology", "zephyr", "--size", "1"]
+    command = [sys.executable, "-m", "spingrad.testing.sapi", "--topology", "zephyr", "--size", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stop = threading.Timer(60, process.kill)  # whatever happens, nobody waits for ever
         stop.start()

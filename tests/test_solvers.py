@@ -8,8 +8,9 @@ from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSolver, Tab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spinstep import BinaryLeastSquares, Bits
-from spinstep.solvers import (
+from spingrad import BinaryLeastSquares, Bits
+from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.solvers import (
     BlockDescentSolver,
     DimodSolver,
     ExactSolver,
@@ -18,8 +19,7 @@ from spinstep.solvers import (
     Solver,
     derive_seed,
 )
-from spinstep.solvers._kernels import HAS_NUMBA
-from spinstep.testing import check_solver, random_problem
+from spingrad.testing import check_solver, random_problem
 
 SOLVERS = {
     "sign": SignSolver(),

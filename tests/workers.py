@@ -11,7 +11,7 @@ import torch.distributed as dist
 def run_workers(task, size, folder, *args):
     """What ``task(rank, size, *args)`` returns in each of ``size`` processes of one group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "spinstep.distributed"])  # what an optimizer will import
+    context.set_forkserver_preload(["torch._dynamo", "spingrad.distributed"])  # what an optimizer will import
     folder = Path(folder) / f"{task.__name__}-{size}-{len(os.listdir(folder))}"
     folder.mkdir()
     processes = [context.Process(target=_work, args=(task, rank, size, folder, args)) for rank in range(size)]

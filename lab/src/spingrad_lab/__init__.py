@@ -1,0 +1,1 @@
+"""The paper's experiments, and ours at full size: ``spingrad-lab run NAME``."""

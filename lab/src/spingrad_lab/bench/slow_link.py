@@ -1,0 +1,147 @@
+"""Steps per second of vote, gather and DDP between two workers on a link of 10 Mbit/s, and the bytes on it.
+
+    sudo python benchmarks/slow_link.py --out benchmarks/results/slow_link.json     # Linux, iproute2, root
+
+784-512-512-10 on MNIST, 100 rows a worker. Two network namespaces are joined by a virtual cable whose ends
+are shaped by ``tc … tbf``; each holds one worker. Bytes are those of the interface's own counter, headers of
+TCP and IP and the answers included.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+RATE = "10mbit"
+ROWS = 100
+METHODS = {"vote": 20, "gather": 10, "DDP signSGD": 5}
+"""Timed steps of each."""
+NAMES = ("spingrad-a", "spingrad-b")
+CABLE = ("spingrad0", "spingrad1")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def lay_cable() -> None:
+    ip("link", "add", CABLE[0], "type", "veth", "peer", "name", CABLE[1])
+    for i, (name, end) in enumerate(zip(NAMES, CABLE, strict=True)):
+        ip("netns", "add", name)
+        ip("link", "set", end, "netns", name)
+        ip("-n", name, "addr", "add", f"10.213.0.{i + 1}/30", "dev", end)
+        ip("-n", name, "link", "set", end, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        shape = f"qdisc add dev {end} root tbf rate {RATE} burst 32kbit latency 400ms".split()
+        subprocess.run(["tc", "-n", name, *shape], check=True)
+
+
+def remove_cable() -> None:
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def work(rank: int) -> None:
+    """One worker, in its namespace: every method after the other."""
+    import torch.distributed as dist
+
+    from spingrad import BinaryLinear, binary_parameters
+    from spingrad.baselines import SignSGD
+    from spingrad.distributed import DistributedQPSBGD
+    from spingrad_lab.data import mnist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="tcp://10.213.0.1:29500", rank=rank, world_size=2)
+    data = mnist("test")
+    x, y = data.pixels(), data.labels
+    for method, steps in METHODS.items():
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise((784, 512, 512, 10)):
+            layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
+        model: nn.Module = nn.Sequential(*layers[:-1])
+        params = binary_parameters(model)
+        optimizer: torch.optim.Optimizer
+        if method == "DDP signSGD":
+            optimizer = SignSGD(params, lr=1e-3, momentum=0.9)
+            model = nn.parallel.DistributedDataParallel(model)
+        else:
+            optimizer = DistributedQPSBGD(params, reduction=method)  # type: ignore[arg-type]
+        seconds, sent = [], []
+        for step in range(steps + 2):  # two to warm up
+            rows = torch.arange(ROWS) + (2 * step + rank) * ROWS
+            dist.barrier()
+            begin, before = time.perf_counter(), _transmitted(rank)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            dist.barrier()  # bits are on the wire until all have them
+            seconds.append(time.perf_counter() - begin)
+            sent.append(_transmitted(rank) - before)
+        if rank == 0:
+            own = optimizer.wire.sent / (steps + 2) if isinstance(optimizer, DistributedQPSBGD) else None
+            line = {
+                "method": method,
+                "seconds": statistics.median(seconds[2:]),
+                "bytes": statistics.median(sent[2:]),
+                "payload": own,
+                "steps": steps,
+            }
+            print(json.dumps(line), flush=True)
+    dist.destroy_process_group()
+
+
+def _transmitted(rank: int) -> int:
+    return int(Path(f"/sys/class/net/{CABLE[rank]}/statistics/tx_bytes").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("slow_link.json"))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker is not None:
+        return work(args.worker)
+    runs = [run() for _ in range(args.runs)]
+    args.out.write_text(json.dumps({"rate": RATE, "rows": ROWS, "runs": runs}, indent=1) + "\n")
+    print(f"{'method':12} {'steps/s':>8} {'of all runs':>13} {'bytes a step':>13} {'of DDP':>7}")
+    for method in METHODS:
+        rates = sorted(1 / line["seconds"] for lines in runs for line in lines if line["method"] == method)
+        sent, ddp = (
+            statistics.median(line["bytes"] for lines in runs for line in lines if line["method"] == name)
+            for name in (method, "DDP signSGD")
+        )
+        spread = f"{rates[0]:.2f}–{rates[-1]:.2f}"
+        print(f"{method:12} {statistics.median(rates):8.2f} {spread:>13} {sent:13,.0f} {sent / ddp:7.4f}")
+
+
+def run() -> list[dict[str, Any]]:
+    """Both workers, once; what the first one measured."""
+    remove_cable()
+    lay_cable()
+    try:
+        workers = []
+        for rank, (name, end) in enumerate(zip(NAMES, CABLE, strict=True)):
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": end, "OMP_NUM_THREADS": "1"}
+            command = ["ip", "netns", "exec", name, sys.executable, __file__, "--worker", str(rank)]
+            workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        outputs = [worker.communicate()[0] for worker in workers]
+        if any(worker.returncode for worker in workers):
+            raise RuntimeError("a worker failed; its error is above")
+    finally:
+        remove_cable()
+    return [json.loads(text) for text in outputs[0].splitlines()]
+
+
+if __name__ == "__main__":
+    main()

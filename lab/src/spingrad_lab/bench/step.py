@@ -1,0 +1,176 @@
+"""The time of a training step, beside SignSGD's and beside its bare matrix products."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from spingrad import QPSBGD, binary_parameters
+from spingrad._timing import in_turns, threads
+from spingrad.baselines import BinaryConnect, SignSGD
+from spingrad.solvers import BlockDescentSolver
+from spingrad_lab.bench.timing import batch, network
+from spingrad_lab.beyond.images import FashionConvolutional, pixels
+from spingrad_lab.methods import ONE_BATCH
+from spingrad_lab.report import figures
+from spingrad_lab.report.sections import Figure, Section, Table, to_svg
+from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+
+WIDE, CONVOLUTIONAL = "784-1024-1024-10", "convolutional, 1-16-32 channels"
+SIZES = (784, 1024, 1024, 10)
+BATCH = {WIDE: 128, CONVOLUTIONAL: 100}
+METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SignSGD": lambda model: SignSGD(binary_parameters(model)),
+    "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
+    "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
+    "QP-SBGD, all directions": lambda model: QPSBGD(binary_parameters(model), rank=None),
+    "QP-SBGD, one batch alone": lambda model: QPSBGD(binary_parameters(model), **ONE_BATCH),
+    "QP-SBGD, one batch alone, 2 sweeps": lambda model: QPSBGD(
+        binary_parameters(model), solver=BlockDescentSolver(num_sweeps=2), **ONE_BATCH
+    ),
+}
+PRODUCTS = "products of SignSGD alone", "products of QP-SBGD alone"
+
+
+class Step(Experiment):
+    """Every method trains its own copy of one network; they take turns of ten steps."""
+
+    title = "The time of a training step"
+    source = "784-1024-1024-10 on MNIST and a small convolutional network on Fashion-MNIST"
+    repeats = 3
+    device = "cpu"
+
+    def plan(self, lab: Lab) -> None:
+        repeats = range(1 if lab.quick else lab.seeds or self.repeats)
+        cases = itertools.product((WIDE, CONVOLUTIONAL), (1,) if lab.quick else (1, 2), repeats)
+        place = {} if self.device == "cpu" else {"device": self.device}
+        jobs = [{"network": name, "threads": count, "repeat": k, **place} for name, count, k in cases]
+        lab.run(jobs, "steps")
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        with threads(job["threads"]), seeded(job["repeat"]):
+            device = torch.device(job.get("device", "cpu"))
+            candidates = {name: _training(job["network"], make, device) for name, make in METHODS.items()}
+            if job["network"] == WIDE:
+                candidates |= {name: _products(bool(i), device) for i, name in enumerate(PRODUCTS)}
+            seconds = in_turns(candidates, *((2, 1) if job["quick"] else (100, 10)))
+        base = seconds["SignSGD"]
+        return {
+            name: {
+                "ms": round(1e3 * statistics.median(own), 3),
+                "ratio": round(statistics.median(own) / statistics.median(base), 4),
+                "quartiles": [
+                    round(float(q), 4)
+                    for q in np.quantile([t / b for t, b in zip(own, base, strict=True)], [0.25, 0.75])
+                ],
+            }
+            for name, own in seconds.items()
+        }
+
+    def show(self, lines: Sequence[Line]) -> Section:
+        tables = []
+        for name in dict.fromkeys(line.job["network"] for line in lines):
+            own = [line for line in lines if line.job["network"] == name]
+            counts = sorted({line.job["threads"] for line in own})
+            header = ["method"]
+            for count in counts:
+                header += [f"{count} thread{'s' * (count > 1)}: ms", "× SignSGD", "runs"]
+            rows = []
+            for method in [name for name in (*METHODS, *PRODUCTS) if name in own[0].metrics]:
+                cells = [method]
+                for count in counts:
+                    runs = [line.metrics[method] for line in own if line.job["threads"] == count]
+                    ratios = [run["ratio"] for run in runs]
+                    cells += [
+                        f"{statistics.median(run['ms'] for run in runs):.1f}",
+                        f"{statistics.median(ratios):.2f}",
+                        f"{min(ratios):.2f}–{max(ratios):.2f}",
+                    ]
+                rows.append(cells)
+            tables.append(Table(header, rows, f"{name}, batches of {BATCH[name]}"))
+        return Section(list(_NOTES), tables, [Figure("ratios", _CAPTION, _figure(lines))])
+
+
+def _training(
+    name: str, make: Callable[[nn.Module], torch.optim.Optimizer], device: torch.device
+) -> Callable[[], None]:
+    """A call that takes the next step of training; batches are ready before the clock starts."""
+    if name == WIDE:
+        model: nn.Module = network(SIZES)
+        batches = [batch(BATCH[name], step) for step in range(20)]
+    else:
+        task = object.__new__(FashionConvolutional)
+        model = task.network()
+        x, y = pixels("fashion", "train")
+        size = BATCH[name]
+        batches = [(x[size * i : size * (i + 1)], y[size * i : size * (i + 1)]) for i in range(20)]
+    model.to(device)
+    optimizer, supply = make(model), itertools.cycle((x.to(device), y.to(device)) for x, y in batches)
+
+    def step() -> None:
+        inputs, labels = next(supply)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        _finish(device)
+
+    return step
+
+
+def _products(projected: bool, device: torch.device) -> Callable[[], None]:
+    """The matrix products of a step and nothing else: forward, to the inputs, and to the weights or spins."""
+    layers, rows = [], BATCH[WIDE]
+    for place, (n, m) in enumerate(itertools.pairwise(SIZES)):
+        shapes = (rows, n), (rows, m), (m, n), (m, n), (rows, m), (rows, n)
+        layers.append((place, [torch.randn(shape, device=device) for shape in shapes]))
+
+    def call() -> None:
+        for place, (x, grad, weight, to_weight, out, to_input) in layers:
+            torch.mm(x, weight.T, out=out)
+            if place:
+                torch.mm(grad, weight, out=to_input)
+            torch.mm(grad.T, x, out=to_weight)
+            if projected:  # all blocks but the last are fed back
+                kept = 2 * x.shape[1] // 3
+                torch.mm(weight[:, :kept], x[:, :kept].T, out=out.view(len(weight), -1))
+        _finish(device)
+
+    return call
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until a device that works on its own has done all."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _figure(lines: Sequence[Line]) -> str:
+    canvas, axes = figures.new(8.4, 3.2, columns=2)
+    for panel, name in zip(axes[0], (WIDE, CONVOLUTIONAL), strict=True):
+        own = [line for line in lines if line.job["network"] == name]
+        methods = [method for method in METHODS if own]
+        for shift, (count, colour) in enumerate(((1, figures.VERMILION), (2, figures.BLUE))):
+            for place, method in enumerate(methods):
+                ratios = [line.metrics[method]["ratio"] for line in own if line.job["threads"] == count]
+                panel.plot(
+                    ratios, [place + 0.22 * shift - 0.11] * len(ratios), "o", color=colour, markersize=4.5,
+                    label=f"{count} thread{'s' * (count > 1)}" if not place else None,
+                )  # fmt: skip
+        panel.axvline(1, color=figures.GREY, linewidth=1)
+        panel.set(title=name, xlabel="× SignSGD's step", ylim=(len(methods) - 0.5, -0.5))
+        panel.set_yticks(range(len(methods)), methods if panel is axes[0, 0] else [""] * len(methods))
+        panel.legend()
+    return to_svg(canvas)
+
+
+_CAPTION = "Time of a training step as a multiple of SignSGD's in the same run; a dot is a run of 100 steps."
+_NOTES = (
+    "Medians over runs of the median over 100 steps of each method, in turns of ten on one network; columns "
+    "of ratios are to SignSGD in the same run. *Products alone* are the matrix products of the step without "
+    "anything else: forward, to the inputs, and either the weight gradient or the fields of the spins and "
+    "their feedback (two thirds of a product more).",
+)

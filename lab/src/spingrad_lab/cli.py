@@ -1,0 +1,163 @@
+"""The command ``spingrad-lab``: list and run experiments, run benchmarks, write the report."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from spingrad_lab.report.sections import Section
+    from spingrad_lab.runs import Lab
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point of the ``spingrad-lab`` command."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.command(args)
+    except (ImportError, ValueError, FileNotFoundError, ConnectionError) as error:
+        sys.exit(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("spingrad-lab", description="Experiments and benchmarks of spingrad.")
+    actions = parser.add_subparsers(required=True, metavar="COMMAND")
+    actions.add_parser("list", help="every experiment, and where it is in the paper").set_defaults(
+        command=_list
+    )
+
+    run = actions.add_parser(
+        "run",
+        help="run an experiment and print what it shows",
+        description="Run an experiment and print what it shows. Finished runs are kept in OUT/NAME.jsonl: "
+        "stop at any time, and the same command goes on from there.",
+    )
+    run.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spingrad-lab list`, or all")
+    run.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
+    run.add_argument("--seeds", type=int, metavar="N", help="number of seeds of the final runs")
+    run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
+    run.add_argument("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="%(default)s")
+    run.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help='processes side by side, or "ray" for the CPUs of a Ray cluster; default: all cores',
+    )
+    run.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster; default: on this machine")
+    run.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")
+    run.set_defaults(command=_run)
+
+    report = actions.add_parser("report", help="write report.html and report.md from the runs in a folder")
+    report.add_argument("folder", type=Path, metavar="DIR")
+    report.set_defaults(command=_report)
+
+    bench = actions.add_parser(
+        "bench",
+        help="how fast spingrad is on this machine",
+        description="Time steps, solvers, growth and memory on this machine, one thing at a time, and draw "
+        "the plots. Finished runs are kept in OUT/NAME.jsonl: stop at any time, the same command goes on.",
+    )
+    bench.add_argument("names", nargs="*", metavar="NAME", help="step, solvers, growth, memory; default: all")
+    bench.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
+    bench.add_argument("--repeats", type=_count, metavar="N", help="runs of each; default: 3")
+    bench.add_argument("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="%(default)s")
+    bench.add_argument("--device", default="cpu", help="of the step benchmark: cpu, cuda, mps; %(default)s")
+    bench.set_defaults(command=_bench)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)
+
+
+def _workers(text: str) -> int | str:
+    if text != "ray" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f'expected a number or "ray", got {text!r}')
+    return text if text == "ray" else int(text)
+
+
+def _list(args: argparse.Namespace) -> None:
+
+    from spingrad_lab.experiments import EXPERIMENTS
+
+    table = Table("name", "what", "where", box=None)
+    for name, experiment in EXPERIMENTS.items():
+        table.add_row(name, experiment.title, experiment.source)
+    Console().print(table)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from spingrad_lab.experiments import EXPERIMENTS
+    from spingrad_lab.methods import make_solver
+    from spingrad_lab.runs import Lab
+
+    names = list(EXPERIMENTS) if "all" in args.names else args.names
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise ValueError(f"there is no experiment {name!r}; choose from: all, {', '.join(EXPERIMENTS)}")
+    if args.solver is not None:
+        make_solver(args.solver)  # an unknown name ends here and not after the first trial
+    folder = args.out / "quick" if args.quick else args.out
+    folder = folder / f"solver-{args.solver}" if args.solver else folder
+    options = {"quick": args.quick, "seeds": args.seeds, "solver": args.solver, "workers": args.workers}
+    if args.address and args.workers != "ray":
+        raise ValueError("--address is that of a Ray cluster: add --workers ray")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
+    for name in names:
+        options |= {"address": args.address, "tensorboard": args.tensorboard}
+        lab = Lab(name, EXPERIMENTS[name], folder, **options)
+        _run_and_print(lab)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from spingrad_lab.bench import BENCHMARKS, STEP
+    from spingrad_lab.runs import Lab
+
+    for name in args.names or BENCHMARKS:
+        if name not in BENCHMARKS:
+            raise ValueError(f"there is no benchmark {name!r}; choose from: {', '.join(BENCHMARKS)}")
+    folder = args.out / "quick" if args.quick else args.out
+    STEP.device = args.device
+    for name in args.names or BENCHMARKS:  # one after the other, or they would time each other
+        options = {"quick": args.quick, "seeds": args.repeats, "workers": 1}
+        _run_and_print(Lab(name, BENCHMARKS[name], folder, **options))
+
+
+def _run_and_print(lab: "Lab") -> None:
+    from spingrad_lab.report.page import show
+
+    try:
+        lab.experiment.plan(lab)
+    except KeyboardInterrupt:
+        sys.exit(f"stopped; {len(lab.finished)} runs are kept in {lab.path}, the same command goes on")
+    _print(*show(lab.folder, lab.name, lab.experiment))
+
+
+def _print(section: "Section", drawings: list[Path]) -> None:
+
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as its tables
+    for note in section.notes:
+        console.print(Markdown(note), "")
+    for shown in section.tables:
+        table = Table(title=shown.caption, title_justify="left", box=None)
+        for place, name in enumerate(shown.header):
+            table.add_column(name, no_wrap=place == 0, justify="right" if place else "left")
+        for row in shown.rows:
+            table.add_row(*row)
+        console.print(table, "")
+    for path in drawings:
+        print(path)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from spingrad_lab.report.page import write_report
+
+    for path in write_report(args.folder):
+        print(path)

@@ -1,0 +1,19 @@
+"""Data sets, checked against pinned SHA-256 sums before a byte is parsed."""
+
+from spingrad_lab.data.adult import Table, adult
+from spingrad_lab.data.graphs import Graph, karate, planetoid
+from spingrad_lab.data.mnist import Images, fashion_mnist, mnist
+from spingrad_lab.data.superpixels import key_points, line_features
+
+__all__ = [
+    "Graph",
+    "Images",
+    "Table",
+    "adult",
+    "fashion_mnist",
+    "karate",
+    "key_points",
+    "line_features",
+    "mnist",
+    "planetoid",
+]

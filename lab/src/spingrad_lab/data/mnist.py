@@ -1,0 +1,65 @@
+"""MNIST and Fashion-MNIST from their original files."""
+
+import gzip
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spingrad_lab.data.files import fetch
+
+Split = Literal["train", "test"]
+
+_PREFIX = {"train": "train", "test": "t10k"}
+_SOURCE = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+}
+_SHA256 = {
+    "mnist/train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "mnist/train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "mnist/t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "mnist/t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    "fashion-mnist/train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "fashion-mnist/train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "fashion-mnist/t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "fashion-mnist/t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
+
+
+class Images(NamedTuple):
+    """Grey images as bytes, shape ``(count, 28, 28)``, and their classes, shape ``(count,)``."""
+
+    images: Tensor
+    labels: Tensor
+
+    def pixels(self) -> Tensor:
+        """Images as floats in [0, 1], flattened to shape ``(count, 784)``."""
+        return self.images.flatten(1).float() / 255
+
+
+def mnist(split: Split) -> Images:
+    """Handwritten digits, 60,000 to train and 10,000 to test (LeCun, Cortes and Burges)."""
+    return _load("mnist", split)
+
+
+def fashion_mnist(split: Split) -> Images:
+    """Articles of clothing, 60,000 to train and 10,000 to test (Xiao, Rasul and Vollgraf)."""
+    return _load("fashion-mnist", split)
+
+
+def _load(name: str, split: Split) -> Images:
+    if split not in _PREFIX:
+        raise ValueError(f'split is "train" or "test", got {split!r}')
+    images = _read(name, f"{_PREFIX[split]}-images", dimensions=3)
+    labels = _read(name, f"{_PREFIX[split]}-labels", dimensions=1)
+    return Images(images, labels.long())
+
+
+def _read(name: str, part: str, dimensions: int) -> Tensor:
+    """Parse an IDX file: magic number, sizes, bytes."""
+    file = f"{part}-idx{dimensions}-ubyte.gz"
+    raw = gzip.decompress(fetch(f"{name}/{file}", _SHA256[f"{name}/{part}"], _SOURCE[name] + file))
+    shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4).tolist()
+    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).copy()).view(shape)

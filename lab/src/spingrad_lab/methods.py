@@ -1,0 +1,138 @@
+"""The methods that are compared, each with the same number of hyper-parameter trials."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spingrad import QPSBGD
+from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
+from spingrad.record import stop_recording
+from spingrad.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver
+
+Params = list[tuple[str, nn.Parameter]]
+Settings = dict[str, Any]
+
+NUM_TRIALS = 8
+
+
+def grid(**values: Iterable[Any]) -> list[Settings]:
+    """Every combination of the given values.
+
+    Example:
+        >>> grid(lr=(1, 2), momentum=(0,))
+        [{'lr': 1, 'momentum': 0}, {'lr': 2, 'momentum': 0}]
+    """
+    return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+
+
+SOLVER_LABELS = {
+    "sign": "sign of the gradient",
+    "feedback": "error feedback, 1 sweep",
+    "block": "default",
+    "annealing": "simulated annealing",
+    "exact": "exact",
+}
+"""What tables and figures call the solvers that they compare."""
+
+
+def make_solver(name: str) -> Solver:
+    """``block`` (the default), ``feedback`` (one sweep), ``exact``, ``sign``, ``annealing`` or ``tabu``."""
+    if name in ("annealing", "tabu"):
+        from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
+
+        if name == "tabu":
+            return DimodSolver(TabuSampler(), num_reads=1, timeout=5)
+        return DimodSolver(SimulatedAnnealingSampler(), num_reads=10, num_sweeps=100)
+    if name == "feedback":
+        return BlockDescentSolver(num_sweeps=1, num_reads=1)
+    solvers: dict[str, type[Solver]] = {"block": BlockDescentSolver, "exact": ExactSolver, "sign": SignSolver}
+    if name not in solvers:
+        raise ValueError(f"solver is block, exact, sign, annealing, tabu or feedback, got {name!r}")
+    return solvers[name]()
+
+
+ONE_BATCH: Settings = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
+"""The step that knows no batch but its own, in all directions: the default until ranks came."""
+
+
+def _qpsbgd(params: Params, seed: int, solver: str = "block", **settings: float) -> Optimizer:
+    return QPSBGD(params, solver=make_solver(solver), seed=seed, **{**ONE_BATCH, **settings})
+
+
+def _published(params: Params, seed: int, lr: float, solver: str = "block") -> Optimizer:
+    return QPSBGD.as_published(params, lr, solver=make_solver(solver))
+
+
+def _sgd(params: Params, seed: int, lr: float, momentum: float) -> Optimizer:
+    return BinaryConnect(params, torch.optim.SGD, lr=lr, momentum=momentum)
+
+
+def _sign_sgd(params: Params, seed: int, lr: float, momentum: float) -> Optimizer:
+    return SignSGD(params, lr=lr, momentum=momentum)
+
+
+def _adam(params: Params, seed: int, lr: float, beta2: float) -> Optimizer:
+    return BinaryConnect(params, torch.optim.Adam, lr=lr, betas=(0.9, beta2))
+
+
+def _proxquant(params: Params, seed: int, lr: float, regularization: float) -> Optimizer:
+    for _, weight in params:  # real weights begin where binary ones are: at magnitude one
+        nn.init.uniform_(weight, -1, 1)
+    return ProxQuant(params, regularization=regularization, lr=lr)
+
+
+def _bop(params: Params, seed: int, lr: float, threshold: float) -> Optimizer:
+    return Bop(params, lr=lr, threshold=threshold)
+
+
+def _frozen(params: Params, seed: int) -> Optimizer:
+    for _, weight in params:
+        stop_recording(weight)
+    return torch.optim.SGD([weight for _, weight in params], lr=0.0)
+
+
+def _real(params: Params, seed: int, lr: float, beta2: float) -> Optimizer:
+    for _, weight in params:
+        nn.init.uniform_(weight, -1, 1)
+    return ProxQuant(params, regularization=0, lr=lr, betas=(0.9, beta2))
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to make an optimizer for binary weights, and the settings that are tried."""
+
+    make: Callable[..., Optimizer]
+    trials: list[Settings]
+    kind: str = "baseline"
+    """``ours``, ``baseline``, or ``control`` (no rival: it bounds what there is to win)."""
+    solver: str | None = None
+    """For QP-SBGD, what solves the projection."""
+    like: str | None = None
+    """Takes the settings chosen for this other method, so that the solver alone differs."""
+
+
+_OURS = grid(lr=(1e-3, 3e-3, 1e-2, 3e-2), target_rms=(1, 3))
+_PUBLISHED = [{"lr": 10 ** (k / 2 - 4)} for k in range(NUM_TRIALS)]
+
+METHODS = {
+    "QP-SBGD": Method(_qpsbgd, _OURS, "ours", "block"),
+    "QP-SBGD, exact": Method(_qpsbgd, [], "ours", "exact", like="QP-SBGD"),
+    "QP-SBGD as published": Method(_published, _PUBLISHED, "ours", "block"),
+    "QP-SBGD as published, exact": Method(_published, [], "ours", "exact", like="QP-SBGD as published"),
+    "BinaryConnect SGD": Method(_sgd, grid(lr=(0.03, 0.1, 0.3, 1), momentum=(0, 0.9))),
+    "BinaryConnect signSGD": Method(_sign_sgd, grid(lr=(3e-4, 1e-3, 3e-3, 1e-2), momentum=(0, 0.9))),
+    "BinaryConnect Adam": Method(_adam, grid(lr=(1e-3, 3e-3, 1e-2, 3e-2), beta2=(0.999, 0.99))),
+    "ProxQuant": Method(_proxquant, grid(lr=(0.01, 0.03), regularization=(3e-4, 1e-3, 3e-3, 1e-2))),
+    "Bop": Method(_bop, grid(lr=(1e-3, 1e-2), threshold=(1e-6, 1e-5, 1e-4, 1e-3))),
+    "binary layers frozen": Method(_frozen, [{}], "control"),
+    "real weights, Adam": Method(_real, grid(lr=(0.01, 0.03, 0.1, 0.3), beta2=(0.999, 0.99)), "control"),
+}
+"""Every method by name, with ``NUM_TRIALS`` trials each; a control without settings needs but one."""
+
+LOGISTIC = "logistic regression"
+"""A control that trains no network: scikit-learn's, on the same features."""

@@ -1,0 +1,1 @@
+"""The experiments of the QP-SBGD paper, one module for each kind."""

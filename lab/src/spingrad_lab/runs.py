@@ -1,0 +1,213 @@
+"""Runs of an experiment: each is computed once and kept as one JSON line, whatever stops the rest."""
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+from spingrad_lab.report.sections import Section
+
+Job = dict[str, Any]
+"""What defines a run: plain values that JSON can hold. Equal jobs are the same run."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finished run: its job, what it measured, how long it took, and with what."""
+
+    job: Job
+    metrics: dict[str, Any]
+    seconds: float
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self), sort_keys=True)
+
+
+class Experiment(ABC):
+    """One table or figure: which runs it takes, how one is computed, and how they are shown.
+
+    ``plan`` asks the lab for runs, in stages if later ones depend on earlier ones; ``compute`` is one run,
+    in a process of its own with one thread; ``show`` draws from the finished lines alone.
+    """
+
+    title: str
+    source: str
+    """Where it is in the paper, or "beyond the paper"."""
+
+    @abstractmethod
+    def plan(self, lab: "Lab") -> None: ...
+
+    @abstractmethod
+    def compute(self, job: Job) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def show(self, lines: Sequence[Line]) -> Section: ...
+
+    def summary(self, lines: Sequence[Line]) -> list[list[str]]:
+        """Rows for the table at the head of the report, if the experiment compares methods."""
+        return []
+
+
+class Lab:
+    """Where an experiment's runs are computed and kept.
+
+    Args:
+        name: Name of the experiment.
+        experiment: The experiment itself.
+        folder: Runs are kept in ``folder/name.jsonl``.
+        quick: Small sizes, to see that everything works; never a result.
+        seeds: Seeds of the final runs, in place of the experiment's own number.
+        solver: Name of a solver for QP-SBGD, in place of the experiment's own.
+        workers: Processes side by side; 0 computes in this one, "ray" on a Ray cluster.
+        address: Of the Ray cluster; by default one that is started on this machine.
+        tensorboard: Also write finished runs for TensorBoard.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        experiment: Experiment,
+        folder: str | Path,
+        *,
+        quick: bool = False,
+        seeds: int | None = None,
+        solver: str | None = None,
+        workers: int | Literal["ray"] | None = None,
+        address: str | None = None,
+        tensorboard: bool = False,
+    ) -> None:
+        self.name, self.experiment, self.folder = name, experiment, Path(folder)
+        self.quick, self.seeds, self.solver = quick, seeds, solver
+        self.workers = (os.cpu_count() or 1) if workers is None else workers
+        self.address, self.tensorboard = address, tensorboard
+        self.path = self.folder / f"{name}.jsonl"
+        self.finished = {_key(line.job): line for line in read_lines(self.path)}
+
+    def solver_for(self, own: str | None) -> str | None:
+        """A method's own solver, or the one asked for in place of the default."""
+        return self.solver if own == "block" and self.solver else own
+
+    def run(self, jobs: Sequence[Job], label: str = "runs") -> list[Line]:
+        """The lines of these jobs; those that are not on file are computed now, side by side."""
+        jobs = [{**job, "quick": self.quick} for job in jobs]
+        missing = {_key(job): job for job in jobs if _key(job) not in self.finished}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeLeftColumn()) as progress:
+            done = len({_key(job) for job in jobs}) - len(missing)
+            bar = progress.add_task(f"{self.name} {label}", total=done + len(missing), completed=done)
+            for line in self._compute(list(missing.values())):
+                self._keep(line)
+                progress.advance(bar)
+        return [self.finished[_key(job)] for job in jobs]
+
+    def _compute(self, jobs: list[Job]) -> Iterator[Line]:
+        if self.workers == 0 or (len(jobs) <= 1 and self.workers != "ray"):
+            with _one_thread():
+                yield from (_timed(self.experiment, job) for job in jobs)
+            return
+        if self.workers == "ray":
+            from spingrad.distributed.ray import results
+
+            yield from results(_timed, [(self.experiment, job) for job in jobs], self.address)
+            return
+        pool = _pool(self.workers)
+        futures: list[Future[Line]] = [pool.submit(_timed, self.experiment, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _keep(self, line: Line) -> None:
+        self.finished[_key(line.job)] = line
+        with open(self.path, "a") as file:
+            file.write(line.to_json() + "\n")
+        if self.tensorboard:
+            write_tensorboard(self.folder / "tensorboard" / self.name, line)
+
+
+@cache
+def _pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that live as long as this one, so that what they load is loaded once."""
+    # A fork server has imported torch once and forks clean workers; a plain fork may inherit locks.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["spingrad_lab.experiments"])
+    return ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's random numbers from this seed on, and afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _key(job: Job) -> str:
+    return json.dumps(job, sort_keys=True)
+
+
+def _timed(experiment: Experiment, job: Job) -> Line:
+    begin = time.perf_counter()
+    metrics = experiment.compute(job)
+    versions = {name: version(name) for name in ("spingrad", "torch", "numpy")}
+    versions["python"] = platform.python_version()
+    return Line(job, metrics, round(time.perf_counter() - begin, 3), versions)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Finished runs on file; a last line cut short by a crash is left out and will be computed again."""
+    if not path.exists():
+        return []
+    lines = []
+    content = path.read_text()
+    for number, text in enumerate(content.splitlines(), 1):
+        try:
+            lines.append(Line(**json.loads(text)))
+        except (ValueError, TypeError) as error:
+            if number == content.count("\n") + 1:  # no line end: it was being written
+                path.write_text(content[: content.rfind("\n") + 1])
+                break
+            raise ValueError(f"{path}, line {number} is not a finished run ({error}); delete it") from None
+    return lines
+
+
+def write_tensorboard(folder: Path, line: Line) -> None:
+    """One TensorBoard run: the curves step by step, the other metrics once."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    name = "-".join(str(v) for k, v in line.job.items() if k != "quick").replace("/", "_").replace(" ", "_")
+    with SummaryWriter(str(folder / "".join(c for c in name if c.isalnum() or c in "-_.,=:"))) as writer:
+        for metric, value in line.metrics.items():
+            if isinstance(value, dict):
+                for step, point in zip(value["x"], value["y"], strict=True):
+                    writer.add_scalar(metric, point, step)
+            elif isinstance(value, (int, float)):
+                writer.add_scalar(metric, value)

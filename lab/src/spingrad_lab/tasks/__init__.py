@@ -1,0 +1,1 @@
+"""Data sets as training tasks, and the training of a network on one."""

@@ -1,0 +1,37 @@
+import os
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def data_folder():
+    """Real data, or a skip; with SPINGRAD_DATA_REQUIRED set a missing folder is a failure."""
+    folder = os.environ.get("SPINGRAD_DATA")
+    if folder and os.path.isdir(folder):
+        return folder
+    if os.environ.get("SPINGRAD_DATA_REQUIRED"):
+        pytest.fail(f"SPINGRAD_DATA_REQUIRED is set, but SPINGRAD_DATA={folder!r} is no folder")
+    pytest.skip("needs real data: set SPINGRAD_DATA")
+
+
+@pytest.fixture
+def one_thread():
+    """Timings on one thread: on a busy machine, threads that wait for each other cost a hundredfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def sapi_env(tmp_path_factory):
+    """No D-Wave settings of this machine, no cache of solver definitions."""
+    config = tmp_path_factory.mktemp("dwave") / "dwave.conf"
+    config.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DWAVE_")]:
+            patch.delenv(name)
+        patch.setenv("DWAVE_CACHE_HOME", "off")
+        patch.setenv("DWAVE_CONFIG_FILE", str(config))
+        yield

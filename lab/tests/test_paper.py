@@ -1,0 +1,210 @@
+import re
+
+import pytest
+
+from spingrad_lab.cli import main
+from spingrad_lab.experiments import EXPERIMENTS
+from spingrad_lab.methods import METHODS, NUM_TRIALS, make_solver
+from spingrad_lab.paper.small import LOGISTIC_REGRESSION
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.statistics import estimate, paired
+from spingrad_lab.runs import Experiment, Lab, Line, read_lines
+from spingrad_lab.trials import Comparison, Score, chosen
+
+# torch_geometric compiles a few functions with the deprecated torch.jit when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+class Squares(Experiment):
+    title, source = "Squares", "nowhere"
+
+    def __init__(self, fail_at=None):
+        self.computed, self.fail_at = [], fail_at
+
+    def plan(self, lab):
+        lab.run([{"seed": seed} for seed in range(lab.seeds or 4)])
+
+    def compute(self, job):
+        if job["seed"] == self.fail_at:
+            raise KeyboardInterrupt
+        self.computed.append(job["seed"])
+        return {"square": job["seed"] ** 2}
+
+    def show(self, lines):
+        return Section(tables=[Table(["square"], [[str(line.metrics["square"])] for line in lines])])
+
+
+def lab(experiment, folder, **options):
+    return Lab("squares", experiment, folder, workers=0, **options)
+
+
+def test_a_finished_run_is_never_computed_again(tmp_path):
+    experiment = Squares()
+    experiment.plan(lab(experiment, tmp_path))
+    experiment.plan(lab(experiment, tmp_path, seeds=6))
+    assert experiment.computed == [0, 1, 2, 3, 4, 5]
+    line = read_lines(tmp_path / "squares.jsonl")[3]
+    assert line.metrics == {"square": 9}
+    assert line.job == {"seed": 3, "quick": False}
+    assert line.versions.keys() == {"spingrad", "torch", "numpy", "python"}
+
+
+def test_a_stopped_experiment_goes_on_where_it_was(tmp_path):
+    stopped, resumed = Squares(fail_at=2), Squares()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.plan(lab(stopped, tmp_path))
+    resumed.plan(lab(resumed, tmp_path))
+    assert stopped.computed == [0, 1]
+    assert resumed.computed == [2, 3]
+
+
+def test_a_line_cut_short_is_computed_again(tmp_path):
+    experiment = Squares()
+    experiment.plan(lab(experiment, tmp_path))
+    path = tmp_path / "squares.jsonl"
+    path.write_text(path.read_text()[:-20])
+    experiment.plan(lab(experiment, tmp_path))
+    assert experiment.computed == [0, 1, 2, 3, 3]
+    assert [line.metrics["square"] for line in read_lines(path)] == [0, 1, 4, 9]
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "squares.jsonl"
+    path.write_text("{}\n{}\n")
+    with pytest.raises(ValueError, match=r"squares\.jsonl, line 1 is not a finished run"):
+        read_lines(path)
+
+
+def test_quick_runs_and_full_ones_are_different_runs(tmp_path):
+    experiment = Squares()
+    experiment.plan(lab(experiment, tmp_path, quick=True))
+    experiment.plan(lab(experiment, tmp_path))
+    assert len(experiment.computed) == 8
+
+
+def test_every_tuned_method_gets_the_same_number_of_trials():
+    tuned = {m: len(method.trials) for m, method in METHODS.items() if method.like is None}
+    assert tuned.pop("binary layers frozen") == 1
+    assert set(tuned.values()) == {NUM_TRIALS}
+    for experiment in EXPERIMENTS.values():
+        if isinstance(experiment, Comparison):
+            own = {m: len(experiment.trials.get(m, METHODS[m].trials)) for m in experiment.methods}
+            assert len({own[m] for m in own if m in tuned}) == 1
+
+
+def test_settings_are_chosen_by_the_mean_over_tuning_seeds():
+    def line(lr, seed, loss):
+        job = {"method": "Bop", "settings": {"lr": lr}, "seed": seed}
+        return Line(job, {"test_loss": loss}, 0.0, {})
+
+    trials = [
+        line(1, 0, 0.0),
+        line(1, 1, 3.0),
+        line(2, 0, 1.0),
+        line(2, 1, 1.0),
+        line(3, 0, 9.0),
+        line(3, 1, 9.0),
+    ]
+    settings, score, worst, edges = chosen(trials, "Bop", Score("test_loss", "loss", higher_is_better=False))
+    assert (settings, score, worst, edges) == ({"lr": 2}, 1.0, 9.0, set())
+
+
+def test_a_setting_at_the_edge_of_its_grid_is_marked():
+    job = {"method": "Bop", "seed": 0}
+    trials = [Line(job | {"settings": {"lr": lr}}, {"accuracy": -lr}, 0.0, {}) for lr in (1, 2, 3)]
+    assert chosen(trials, "Bop", Score("accuracy", "accuracy"))[3] == {"lr"}
+
+
+def test_the_verdict_compares_with_the_best_baseline_over_the_same_seeds():
+    def finals(method, values):
+        job = {"stage": "final", "task": "symmetric", "method": method, "settings": {}}
+        metrics = {"excess": 0.0}
+        return [Line(job | {"seed": i}, metrics | {"train_loss": v}, 0.0, {}) for i, v in enumerate(values)]
+
+    lines = (
+        finals("QP-SBGD", [1.0, 2.0, 3.0])
+        + finals("Bop", [9.0, 9.0, 9.0])
+        + finals("ProxQuant", [1.5, 2.0, 3.1])
+    )
+    notes = LOGISTIC_REGRESSION.show(lines).notes
+    verdict = next(note for note in notes if "best baseline" in note)
+    assert "QP-SBGD minus ProxQuant" in verdict
+    assert "-0.2000" in verdict
+
+
+def test_intervals_are_those_of_student():
+    assert estimate([1.0, 2.0, 3.0, 4.0]).half == pytest.approx(2.0543, abs=1e-4)
+    assert paired([1.0, 2.0, 4.0], [0.0, 1.0, 2.0]).p == pytest.approx(0.0572, abs=1e-4)
+    assert paired([1.0, 1.0], [1.0, 1.0]).p == 1.0
+
+
+@pytest.mark.parametrize("name", ["block", "exact", "sign", "annealing", "tabu", "feedback"])
+def test_solvers_have_names(name):
+    assert make_solver(name).solve is not None
+
+
+def test_an_unknown_solver_or_experiment_is_refused_before_any_run(tmp_path, capsys):
+    with pytest.raises(
+        SystemExit, match=r"solver is block, exact, sign, annealing, tabu or feedback, got 'x'"
+    ):
+        main(["run", "karate", "--solver", "x", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"no experiment 'nothing'; choose from: all, logistic"):
+        main(["run", "nothing", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="holds no finished runs"):
+        main(["report", str(tmp_path)])
+
+
+def test_the_list_names_every_experiment(capsys):
+    main(["list"])
+    listed = capsys.readouterr().out
+    for name in EXPERIMENTS:
+        assert name in listed
+
+
+def test_another_solver_has_a_folder_of_its_own(tmp_path):
+    options = ["--quick", "--seeds", "1", "--workers", "0", "--solver", "annealing", "--out", str(tmp_path)]
+    main(["run", "logistic", *options])
+    path = tmp_path / "quick" / "solver-annealing" / "logistic.jsonl"
+    jobs = [line.job for line in read_lines(path)]
+    assert {job["solver"] for job in jobs if job["method"] == "QP-SBGD"} == {"annealing"}
+    assert {job["solver"] for job in jobs if job["method"] == "QP-SBGD, exact"} == {"exact"}
+
+
+def test_tensorboard_gets_the_curves(data_folder, tmp_path):
+    main(["run", "karate", "--quick", "--seeds", "1", "--out", str(tmp_path), "--tensorboard"])
+    assert list((tmp_path / "quick" / "tensorboard" / "karate").glob("*QP-SBGD*/events.*"))
+
+
+@pytest.fixture(scope="session")
+def quick_results(data_folder, tmp_path_factory):
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_quickly_on_real_data(name, quick_results, capsys):
+    main(["run", name, "--quick", "--out", str(quick_results)])
+    lines = read_lines(quick_results / "quick" / f"{name}.jsonl")
+    assert lines
+    assert all(line.job["quick"] for line in lines)
+    section = EXPERIMENTS[name].show(lines)
+    assert section.tables
+    assert section.figures
+    for figure in section.figures:
+        assert figure.svg.startswith("<svg")
+    for table in section.tables:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+@pytest.mark.slow
+def test_the_report_is_one_page_that_needs_nothing_else(quick_results):
+    folder = quick_results / "quick"
+    main(["report", str(folder)])
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    assert not re.search(r'(src|href)="(?!#|data:)', page)
+    for path in folder.glob("*.jsonl"):
+        assert f"spingrad-lab run {path.stem} --quick" in page
+        assert f"spingrad-lab run {path.stem} --quick" in text
+    for figure in re.findall(r"\]\((figures/.*?)\)", text):
+        assert (folder / figure).is_file()

@@ -1,0 +1,35 @@
+"""Train binary neural networks in PyTorch: every weight is -1 or +1."""
+
+from spingrad.nn import (
+    BinaryConv2d,
+    BinaryLayer,
+    BinaryLinear,
+    Bits,
+    Gain,
+    Sign,
+    binary_parameters,
+    real_parameters,
+    sign,
+)
+from spingrad.optim import QPSBGD
+from spingrad.problem import BinaryLeastSquares
+from spingrad.record import LayerRecord, start_recording, stop_recording
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "QPSBGD",
+    "BinaryConv2d",
+    "BinaryLayer",
+    "BinaryLeastSquares",
+    "BinaryLinear",
+    "Bits",
+    "Gain",
+    "LayerRecord",
+    "Sign",
+    "binary_parameters",
+    "real_parameters",
+    "sign",
+    "start_recording",
+    "stop_recording",
+]

@@ -1,0 +1,81 @@
+"""``spingrad export``: a checkpoint to packed bits, C, ONNX or QONNX, or a report."""
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from spingrad._files import write_atomically
+from spingrad.export.fold import pack
+from spingrad.export.packed import PackedModel
+
+
+def report(args: argparse.Namespace) -> list[str]:
+    """The report of a checkpoint, or of 784-1024-1024-10 with random weights if none is given."""
+    from spingrad.export.report import example, lines, measure
+
+    model = example() if args.checkpoint is None else read(args)
+    return lines(model, measure(model, args.batch), args.batch)
+
+
+def convert(args: argparse.Namespace) -> list[str]:
+    """Write what was asked for; the lines say what and how large."""
+    if args.checkpoint is None or args.to is None:
+        raise ValueError("spingrad export CHECKPOINT --to packed, c, onnx or qonnx; or --report")
+    model = read(args)
+    out: Path = args.out or args.checkpoint.with_name(f"{args.checkpoint.stem}-{args.to}")
+    if args.to == "c":
+        from spingrad.export.c import to_c
+
+        source = to_c(model, out.name.replace("-", "_"))
+        lines = [str(path) for path in source.save(out.parent)]
+        sizes = f"{source.constants:,} bytes of constants (flash), {source.ram:,} bytes of buffers (RAM)"
+        return [*lines, f"{model.num_weights:,} weights; {sizes}; the code comes on top"]
+    content = _content(model, args.to)
+    path = out if out.suffix else out.with_name(out.name + {"packed": ".safetensors"}.get(args.to, ".onnx"))
+    write_atomically(path, content)
+    return [str(path), f"{model.num_weights:,} weights in {len(content):,} bytes"]
+
+
+def read(args: argparse.Namespace) -> PackedModel:
+    """A packed file, or the weights of a torch network that ``--model`` builds."""
+    if args.model is None:
+        return PackedModel.load(args.checkpoint)
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise ImportError('checkpoints need safetensors: pip install "spingrad[export]"') from None
+    module, _, function = args.model.partition(":")
+    if not module or not function:
+        raise ValueError(f"--model is MODULE:FUNCTION, such as mynets:digits, got {args.model!r}")
+    sys.path.insert(0, os.getcwd())  # as python -m does
+    try:
+        network = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--model {args.model}: {error}") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    try:
+        network.load_state_dict(load_file(args.checkpoint))
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"{args.checkpoint} does not hold the weights of {args.model}: {error}. Write them with "
+            "safetensors.torch.save_file(model.state_dict(), path)"
+        ) from None
+    if args.spins:
+        return pack(network, args.shape, kind="spins")
+    return pack(network, args.shape, scale=args.scale, shift=args.shift)
+
+
+def _content(model: PackedModel, to: str) -> bytes:
+    if to == "packed":
+        return model.to_bytes()
+    if to == "onnx":
+        from spingrad.export.onnx import to_onnx
+
+        return bytes(to_onnx(model).SerializeToString())
+    from spingrad.export.qonnx import to_qonnx
+
+    return bytes(to_qonnx(model).SerializeToString())

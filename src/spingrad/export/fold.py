@@ -1,0 +1,321 @@
+"""From a trained torch network to stages of bits and whole numbers; BatchNorm becomes thresholds.
+
+A BatchNorm before a sign is a comparison of a whole number with a constant. There are finitely many whole
+numbers, and torch's own arithmetic rises or falls along them: bisection finds where it changes its sign, so
+that the threshold agrees with torch on every one of them, rounding included.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spingrad.export.packed import PackedModel
+from spingrad.export.stages import (
+    EXACT,
+    Array,
+    Convolution,
+    Flatten,
+    Flow,
+    Kind,
+    Linear,
+    Pool,
+    Rescale,
+    Shape,
+    Stage,
+    Threshold,
+    bits_of_spins,
+)
+from spingrad.nn.conv import BinaryConv2d
+from spingrad.nn.gain import Gain
+from spingrad.nn.linear import BinaryLayer, BinaryLinear
+from spingrad.nn.sign import Sign
+
+Norm = nn.BatchNorm1d | nn.BatchNorm2d
+FINEST = 2**14  # hardtanh's one in whole numbers, at most: a step of 6e-5
+
+
+def pack(
+    model: nn.Module,
+    shape: Shape | None = None,
+    *,
+    kind: Kind = "pixels",
+    scale: float = 1 / 255,
+    shift: float = 0.0,
+) -> PackedModel:
+    """A trained network as bits and whole numbers.
+
+    It may hold, in ``nn.Sequential``s: ``BinaryLinear``, ``BinaryConv2d``, ``Sign``, ``Hardtanh``,
+    ``BatchNorm`` or ``Gain`` behind a binary layer, max and average pooling, ``Flatten``, ``Unflatten``
+    of the input, ``Dropout`` and ``Identity``.
+
+    Args:
+        model: The network, on any device, as it is in evaluation; it is left as it is.
+        shape: Shape of one sample, such as ``(1, 28, 28)``; a network that begins with a linear layer or
+            ``Unflatten`` tells it.
+        kind: ``"pixels"``: the deployed network reads bytes, 0 to 255, and torch saw
+            ``scale * pixel + shift``. ``"spins"``: inputs are -1 and +1.
+        scale: Positive. Powers of two, or one, keep torch's own sums exact.
+        shift: Added to all pixels in training, such as ``-mean / std``.
+
+    Example:
+        >>> model = nn.Sequential(BinaryLinear(784, 128), Sign(), BinaryLinear(128, 10))
+        >>> packed = pack(model)
+        >>> packed.num_weights, packed.classes(np.zeros((1, 784), np.uint8)).shape
+        (101632, (1,))
+    """
+    modules = list(_modules(model))
+    if kind == "spins":
+        scale, shift = 1.0, 0.0
+    if not (scale > 0 and math.isfinite(scale) and math.isfinite(shift)):
+        raise ValueError(f"scale is positive and shift finite, got {scale} and {shift}")
+    if modules and isinstance(first := modules[0], nn.Unflatten):
+        shape, modules = tuple(first.unflattened_size), modules[1:]
+    if shape is None:
+        if not modules or not isinstance(modules[0], BinaryLinear):
+            raise ValueError("what is the shape of one sample? pack(model, (channels, height, width), …)")
+        shape = (modules[0].in_features,)
+    with torch.no_grad():
+        stages = _Folding(kind, shape, scale, shift).run(modules)
+    return PackedModel(kind, shape, stages)
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(model, nn.Sequential):
+        for module in model:
+            yield from _modules(module)
+    elif not isinstance(model, nn.Identity | nn.Dropout | nn.Dropout2d):
+        yield model
+
+
+class _Folding:
+    """Walks along a network. At each point a whole number k stands for ``scale * k + shift`` in torch."""
+
+    def __init__(self, kind: Kind, shape: Shape, scale: float, shift: float) -> None:
+        bound = 255 if kind == "pixels" else 1
+        self.flow = Flow(kind, (), bound).then(shape, bound, kind)
+        self.scale, self.shift = scale, shift
+        self.stages: list[Stage] = []
+        self.layer: BinaryLayer | None = None  # whose sums wait for an activation
+        self.factor = 1.0  # of its sums, before BatchNorm
+        self.constant: Array = np.zeros(1)  # of each unit, in torch's sum
+        self.norm: Norm | None = None
+        self.postponed: list[Pool] = []  # behind a BatchNorm, a maximum is taken after the activation
+
+    def run(self, modules: Sequence[nn.Module]) -> tuple[Stage, ...]:
+        for place, module in enumerate(modules):
+            try:
+                self._visit(module, modules[place + 1 :])
+            except ValueError as error:
+                raise ValueError(f"{module}: {error}") from None
+        if self.layer is None:
+            raise ValueError("a network ends in a binary layer, with BatchNorm behind it or without")
+        if self.postponed:
+            raise ValueError("pooling behind the last BatchNorm is not exported")
+        if self.norm is not None or self.constant.any():
+            self._rescale(None)
+        return tuple(self.stages)
+
+    def _visit(self, module: nn.Module, rest: Sequence[nn.Module]) -> None:
+        match module:
+            case BinaryLinear() | BinaryConv2d():
+                self._product(module)
+            case nn.BatchNorm1d() | nn.BatchNorm2d():
+                self._batch_norm(module)
+            case Gain():
+                self._gain(module)
+            case Sign():
+                self._sign()
+            case nn.Hardtanh(min_val=-1.0, max_val=1.0):
+                self._rescale(_next_reach(rest))
+            case nn.MaxPool2d() | nn.AvgPool2d():
+                self._pool(module)
+            case nn.Flatten(start_dim=1, end_dim=-1):
+                self._append(Flatten())
+            case _:
+                raise ValueError(
+                    "cannot be exported. Supported, in nn.Sequential: BinaryLinear, BinaryConv2d, Sign, "
+                    "Hardtanh of ±1, BatchNorm1d, BatchNorm2d, Gain, MaxPool2d, AvgPool2d, Flatten"
+                )
+
+    def _append(self, stage: Stage) -> None:
+        self.flow = stage.flow(self.flow)
+        self.stages.append(stage)
+
+    def _product(self, layer: BinaryLinear | BinaryConv2d) -> None:
+        if self.layer is not None:
+            raise ValueError("needs a Sign or Hardtanh between it and the layer before")
+        if getattr(layer.weight, "relaxed", False):
+            raise ValueError("its weights are still real; finish the training of this optimizer first")
+        if not layer.weight.isfinite().all():
+            raise ValueError("its latent weights are not all finite")
+        spins = layer.binary_weight.cpu().flatten(1).numpy().astype(np.int8)
+        self.constant = self.shift * spins.sum(1, dtype=np.float64)
+        if isinstance(layer, BinaryLinear):
+            self._append(Linear(bits_of_spins(spins), layer.in_features))
+        else:
+            if self.shift and any(layer.padding):
+                raise ValueError(
+                    "shift moves the pixels but not the zeros around the image: use padding=0 in the first "
+                    "layer, or shift=0"
+                )
+            geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
+            self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
+        self.layer, self.shift, self.factor = layer, 0.0, layer.scale
+
+    def _batch_norm(self, norm: Norm) -> None:
+        if self.layer is None or self.norm is not None:
+            raise ValueError("BatchNorm stands behind a binary layer, and there is one of them")
+        if self.factor != self.layer.scale:
+            raise ValueError("a layer has BatchNorm or Gain behind it, not both")
+        if norm.running_mean is None or norm.running_var is None:
+            raise ValueError("needs its running mean and variance (track_running_stats)")
+        if norm.num_features != self.flow.shape[0]:
+            raise ValueError(f"has {norm.num_features} features behind a layer of {self.flow.shape[0]} units")
+        self.norm = norm
+
+    def _gain(self, gain: Gain) -> None:
+        if self.layer is None or self.norm is not None:
+            raise ValueError("Gain stands behind a binary layer, and not behind BatchNorm")
+        factor = float(gain.factor)
+        if not 0 < factor < math.inf:
+            raise ValueError(f"has a factor of {factor}: pass a training batch through the network first")
+        self.factor *= factor
+
+    def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d) -> None:
+        size, stride = _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size)
+        plain = _pair(pool.padding) == (0, 0) and not pool.ceil_mode
+        if not plain or _pair(getattr(pool, "dilation", 1)) != (1, 1):
+            raise ValueError("pooling is exported with padding=0, dilation=1 and ceil_mode=False")
+        if isinstance(pool, nn.MaxPool2d):
+            stage = Pool("max", size, stride)
+            if self.norm is not None:
+                stage.flow(self.flow)
+                self.postponed.append(stage)
+            else:
+                self._append(stage)
+            return
+        if self.norm is not None or pool.divisor_override is not None:
+            raise ValueError("average pooling stands before BatchNorm or behind the activation")
+        self._append(Pool("sum", size, stride))
+        self.scale /= math.prod(size)  # the average is the sum of more, smaller numbers
+
+    def _sign(self) -> None:
+        self._need_sums()
+        if self.norm is not None:
+            self._append(self._folded_sign())
+        elif self.constant.any():
+            # scale * sum + constant >= 0, solved for the sum without rounding
+            exact = [-Fraction(float(c)) / Fraction(self.scale) for c in self.constant]
+            thresholds = np.array([min(max(math.ceil(t), -EXACT), EXACT) for t in exact], np.int32)
+            self._append(Threshold(thresholds, np.ones(len(thresholds), np.int8)))
+        else:
+            self._append(Threshold())
+        self._finish(1.0)
+
+    def _folded_sign(self) -> Threshold:
+        """For each unit, the first whole number at which torch's sign turns, and which way it turns."""
+        bound = self.flow.bound
+        units = self.flow.shape[0]
+        low, high = np.full(units, -bound - 1), np.full(units, bound + 1)
+        first, last = self._torch_signs(low + 1), self._torch_signs(high - 1)
+        rises = last | ~first  # where both ends agree there is no turn, and either direction will do
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            beyond = self._torch_signs(middle) == rises  # at or behind the turn
+            low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+        # rising: sum >= high. Falling: sum <= high - 1, which is -sum >= 1 - high.
+        thresholds = np.where(rises, high, 1 - high)
+        thresholds = np.where(first & last, -bound - 1, thresholds)
+        thresholds = np.where(~first & ~last, bound + 1, thresholds)
+        return Threshold(thresholds.astype(np.int32), np.where(rises, 1, -1).astype(np.int8))
+
+    def _torch_signs(self, sums: Array) -> Array:
+        """Which of these sums, one a unit, torch's arithmetic calls +1."""
+        assert self.norm is not None
+        return (self._torch_norm(sums) >= 0).numpy()
+
+    def _torch_norm(self, sums: Array) -> Tensor:
+        """BatchNorm as torch computes it at whole numbers, one a unit."""
+        assert self.norm is not None
+        x = torch.from_numpy(self.scale * sums + self.constant).float() * self.factor
+        mean, variance, weight, bias = _norm_tensors(self.norm)
+        return nn.functional.batch_norm(x[None], mean, variance, weight, bias, eps=self.norm.eps)[0]
+
+    def _rescale(self, reach: int | None) -> None:
+        """Hardtanh in fixed point, or the scores behind a last BatchNorm if nothing follows (``None``)."""
+        self._need_sums()
+        slope = np.full(self.flow.shape[0], self.scale * self.factor)
+        offset = np.broadcast_to(self.constant * self.factor, slope.shape)
+        if self.norm is not None:
+            mean, variance, weight, bias = (t.double().numpy() for t in _norm_tensors(self.norm))
+            gain = weight / np.sqrt(variance + self.norm.eps)
+            slope, offset = slope * gain, (offset - mean) * gain + bias
+        if not (np.isfinite(slope).all() and np.isfinite(offset).all()):
+            raise ValueError("BatchNorm has numbers that are not finite")
+        if reach is None:
+            largest = float((np.abs(slope) * self.flow.bound + np.abs(offset)).max())
+            self._append(_line(slope, offset, (EXACT // 2) / max(largest, 1e-30), EXACT // 2))
+            return
+        finest = min(FINEST, (EXACT - 1) // reach)
+        step = round(1 / slope[0]) if slope[0] > 1e-9 else 0
+        if not offset.any() and np.allclose(slope * step, 1, rtol=1e-9) and 0 < step <= finest:
+            finest, slope = step, np.full(len(slope), 1 / step)  # the clipped sums: nothing is rounded
+        self._append(_line(slope, offset, finest, finest))
+        self._finish(1 / finest)
+
+    def _need_sums(self) -> None:
+        if self.layer is None:
+            raise ValueError("an activation stands behind a binary layer")
+
+    def _finish(self, scale: float) -> None:
+        for pool in self.postponed:
+            self._append(pool)
+        self.layer, self.norm, self.postponed = None, None, []
+        self.scale, self.constant = scale, np.zeros(1)
+
+
+def _norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, variance, weight and bias of a BatchNorm, on the CPU; one and zero where it has none."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean, variance = norm.running_mean.cpu(), norm.running_var.cpu()
+    if not norm.affine:
+        return mean, variance, torch.ones_like(mean), torch.zeros_like(mean)
+    return mean, variance, norm.weight.detach().cpu(), norm.bias.detach().cpu()
+
+
+def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
+    """``units * (slope * k + offset)``, rounded to the nearest, in as many binary digits as there is room."""
+    slope, offset = slope * units, offset * units
+    if (slope == 1).all() and not offset.any():  # also 1 / step * step: both roundings are to nearest
+        shift = 0
+    else:
+        room = min(
+            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(np.abs(offset).max() + 1)[1]
+        )
+        shift = max(0, min(room - 1, 40))
+    half = 2.0 ** (shift - 1) if shift else 0.0
+    multipliers = np.round(slope * 2.0**shift)
+    if np.abs(multipliers).max() >= 2**31:
+        raise ValueError("BatchNorm's slope is too steep for whole numbers of 32 bits")
+    offsets = np.round(offset * 2.0**shift + half)
+    return Rescale(multipliers.astype(np.int32), offsets.astype(np.int64), shift, limit)
+
+
+def _next_reach(rest: Sequence[nn.Module]) -> int:
+    """How many hardtanh outputs the next layer adds up."""
+    reach = 1
+    for module in rest:
+        if isinstance(module, nn.AvgPool2d):
+            reach *= math.prod(_pair(module.kernel_size))
+        if isinstance(module, BinaryLayer):
+            return reach * module.fan_in
+    raise ValueError("a network ends in a binary layer, with BatchNorm behind it or without")
+
+
+def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -1,0 +1,237 @@
+"""A network of bits and whole numbers: run it, save it, load it without trusting the file."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spingrad._files import write_atomically
+from spingrad.export.stages import (
+    Array,
+    Convolution,
+    Flatten,
+    Flow,
+    Kind,
+    Linear,
+    Pool,
+    Product,
+    Rescale,
+    Shape,
+    Stage,
+    Threshold,
+    flows,
+)
+
+if TYPE_CHECKING:
+    from spingrad.export.runtime import Backend, Runtime
+
+KEY, VERSION = "spingrad packed network", 1  # of the safetensors metadata
+MAX_HEADER = 2**20  # bytes; a network of a thousand layers stays below it
+_KINDS = {kind.__name__.lower(): kind for kind in (Linear, Convolution, Threshold, Rescale, Pool, Flatten)}
+
+
+class PackedFileError(ValueError):
+    """A file that is no packed network, or not the one that was written; the message says which and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedModel:
+    """A trained network as it deploys: one bit a weight, whole numbers between.
+
+    Made by :func:`spingrad.export.pack` or :meth:`load`.
+
+    Args:
+        kind: ``"pixels"``, inputs from 0 to 255, or ``"spins"``, inputs of -1 and +1.
+        shape: Shape of one sample.
+        stages: What is computed, in order.
+
+    Example:
+        >>> bits = np.array([[0b0101], [0b0011]], np.uint8)  # two units of four weights, lowest bit first
+        >>> model = PackedModel("pixels", (4,), (Linear(bits, 4),))
+        >>> model.scores(np.array([[10, 20, 30, 40]], np.uint8))
+        array([[-20, -40]], dtype=int32)
+    """
+
+    kind: Kind
+    shape: Shape
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        self.flows  # noqa: B018  checks that the stages fit together
+
+    @cached_property
+    def flows(self) -> list[Flow]:
+        """What enters, and what leaves each stage."""
+        return flows(self.kind, self.shape, self.stages)
+
+    @property
+    def products(self) -> list[Product]:
+        """The layers that hold weights."""
+        return [stage for stage in self.stages if isinstance(stage, Linear | Convolution)]
+
+    @property
+    def num_weights(self) -> int:
+        return sum(len(stage.bits) * stage.fan_in for stage in self.products)
+
+    def scores(self, x: Array, *, backend: "Backend" = "auto", threads: int | None = None) -> Array:
+        """One whole number a class, shape ``(samples, classes)``, int32.
+
+        Args:
+            x: Samples: uint8 pixels, or spins, any dtype; of the model's shape, or flat.
+            backend: ``"numba"`` popcounts, ``"numpy"`` multiplies, ``"auto"`` takes numba where it is.
+            threads: Samples are split among so many; default: all processors.
+        """
+        return self._runtime(backend).scores(x, threads)
+
+    def classes(self, x: Array, *, backend: "Backend" = "auto", threads: int | None = None) -> Array:
+        """The class of the highest score, the first of equals, shape ``(samples,)``."""
+        return np.asarray(self.scores(x, backend=backend, threads=threads).argmax(1))
+
+    def sums(self, x: Array, *, backend: "Backend" = "auto") -> list[Array]:
+        """The whole numbers that each linear layer and convolution adds up to."""
+        return self._runtime(backend).sums(x)
+
+    def _runtime(self, backend: "Backend") -> "Runtime":
+        from spingrad.export.runtime import Runtime, chosen
+
+        name = chosen(backend)
+        if name not in self._runtimes:
+            self._runtimes[name] = Runtime(self, name)
+        return self._runtimes[name]
+
+    @cached_property
+    def _runtimes(self) -> "dict[Backend, Runtime]":
+        return {}
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file with a version and a SHA-256; a file that is there is replaced at once."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The file that :meth:`save` writes."""
+        _need_safetensors()
+        from safetensors.numpy import save
+
+        described = []
+        tensors: dict[str, Array] = {}
+        for place, stage in enumerate(self.stages):
+            fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
+            arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+            tensors |= {f"{place}.{name}": np.ascontiguousarray(value) for name, value in arrays.items()}
+            plain = {name: value for name, value in fields.items() if name not in arrays}
+            described.append({"stage": type(stage).__name__.lower(), **plain, "tensors": sorted(arrays)})
+        network = {"kind": self.kind, "shape": self.shape, "stages": described}
+        signed = {"version": VERSION, "sha256": _checksum(network, tensors), "network": network}
+        return save(tensors, {KEY: json.dumps(signed)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "PackedModel":
+        """Read a packed network; raise :class:`PackedFileError` for any other file.
+
+        Nothing is unpickled or executed. The header, at most 1 MB, is checked before a tensor is read,
+        and no tensor can be larger than its part of the file.
+        """
+        _need_safetensors()
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        _check_header(path)
+        try:
+            with safe_open(path, "numpy") as file:
+                signed = _signed(file.metadata() or {})
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            network = signed["network"]
+            if _checksum(network, tensors) != signed["sha256"]:
+                raise ValueError("its SHA-256 is not that of its content; it was changed or damaged")
+            stages = tuple(_stage(place, one, tensors) for place, one in enumerate(network["stages"]))
+            if tensors:
+                raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
+            return cls(network["kind"], tuple(network["shape"]), stages)
+        except (SafetensorError, ValueError, TypeError) as error:
+            raise PackedFileError(f"{path} is no packed network: {error}") from None
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a header that is longer than the file or than any of ours, before it is parsed."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    size = path.stat().st_size
+    if size < 8 or length > size - 8 or length > MAX_HEADER:
+        raise PackedFileError(
+            f"{path} is no packed network: a safetensors header of {length:,} bytes (at most {MAX_HEADER:,}) "
+            f"in a file of {size:,}"
+        )
+
+
+def _signed(metadata: dict[str, str]) -> dict[str, Any]:
+    """Version, checksum and description of the network, of the right version and in the right places."""
+    if KEY not in metadata:
+        raise ValueError(
+            "nothing in its metadata says so. A checkpoint of torch weights is packed first: "
+            "spingrad.export.pack(model).save(path), or spingrad export with --model"
+        )
+    try:
+        signed = json.loads(metadata[KEY])
+    except RecursionError:
+        raise ValueError("its description is nested too deeply") from None
+    if not isinstance(signed, dict) or signed.get("version") != VERSION:
+        version = signed.get("version") if isinstance(signed, dict) else None
+        raise ValueError(f"this spingrad reads version {VERSION} of the format, the file is of {version!r}")
+    network = signed.get("network")
+    if set(signed) != {"version", "sha256", "network"} or not isinstance(network, dict):
+        raise ValueError("its metadata has version, sha256 and network, and nothing else")
+    if set(network) != {"kind", "shape", "stages"}:
+        raise ValueError("its network has kind, shape and stages, and nothing else")
+    if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
+        raise ValueError("shape and stages are lists")
+    return signed
+
+
+def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
+    """One stage from its description; its tensors are taken out of ``tensors``."""
+    if not isinstance(described, dict) or not isinstance(described.get("tensors"), list):
+        raise ValueError(f"stage {place} is not described by its name, numbers and tensors")
+    kind = _KINDS.get(str(described.get("stage")))
+    if kind is None:
+        raise ValueError(f"stage {place} is none of {', '.join(_KINDS)}")
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in described.items()
+        if name not in ("stage", "tensors")
+    }
+    for name in described["tensors"]:
+        tensor = tensors.pop(f"{place}.{name}", None)
+        if tensor is None or name in fields:
+            raise ValueError(f"stage {place} has no tensor {name!r}, or another value of that name")
+        fields[name] = tensor
+    expected = {field.name: field.type for field in dataclasses.fields(kind)}
+    if set(fields) != set(expected):
+        raise ValueError(f"stage {place}, {kind.__name__}, needs {sorted(expected)}, got {sorted(fields)}")
+    for name, value in fields.items():
+        needs_array = "ndarray" in str(expected[name]) and value is not None
+        if needs_array != isinstance(value, np.ndarray):
+            raise ValueError(f"stage {place}, {kind.__name__}: {name} is of the wrong kind")
+    return kind(**fields)
+
+
+def _checksum(network: dict[str, Any], tensors: dict[str, Array]) -> str:
+    """SHA-256 of the description and of every tensor with its name, dtype and shape."""
+    digest = hashlib.sha256(json.dumps(network, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
+
+
+def _need_safetensors() -> None:
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        raise ImportError('packed files need safetensors: pip install "spingrad[export]"') from None

@@ -1,0 +1,49 @@
+"""QONNX, the ONNX of FINN: weights and signs are ``BipolarQuant`` nodes."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spingrad.export.onnx import Graph
+from spingrad.export.packed import PackedModel
+from spingrad.export.stages import Array
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+DOMAIN = "qonnx.custom_op.general"
+
+
+def to_qonnx(model: PackedModel, batch: int = 1) -> "ModelProto":
+    """A packed network as a QONNX model; only files are written, so that qonnx itself is not needed.
+
+    The input is called ``input``: float32 that holds whole numbers, as FINN expects it, annotated as
+    ``UINT8`` or ``BIPOLAR``. Outputs are those of :func:`spingrad.export.onnx.to_onnx`.
+
+    Args:
+        model: The network. Hardtanh becomes integer arithmetic that qonnx runs but FINN does not build.
+        batch: Samples of one call: qonnx wants a fixed number.
+    """
+    made = _Graph(model).finished(np.float32, batch)
+    note = made.graph.quantization_annotation.add(tensor_name="input")
+    kind = "UINT8" if model.kind == "pixels" else "BIPOLAR"
+    note.quant_parameter_tensor_names.add(key="finn_datatype", value=kind)
+    return made
+
+
+class _Graph(Graph):
+    name_of_first = "input"
+
+    def __init__(self, model: PackedModel) -> None:
+        super().__init__(model)
+        self.imports[DOMAIN] = 1
+        self.constant("one", 1)
+
+    def weight(self, name: str, spins: Array) -> str:
+        return self._bipolar(self.constant(f"{name}_float", spins), name)
+
+    def sign(self, x: str, output: str) -> str:
+        return self._bipolar(x, output)
+
+    def _bipolar(self, x: str, output: str) -> str:
+        return self.node("BipolarQuant", [x, "one"], output, domain=DOMAIN)

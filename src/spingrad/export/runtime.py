@@ -1,0 +1,253 @@
+"""The runtime on a processor: XNOR and popcount where inputs are spins, signed sums where they are numbers.
+
+Without numba the same whole numbers come out of float32 products, which are exact below 2^24.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from spingrad.export.stages import (
+    Array,
+    Convolution,
+    Flatten,
+    Flow,
+    Linear,
+    Pool,
+    Product,
+    Rescale,
+    Stage,
+    Threshold,
+    spins_of_bits,
+)
+from spingrad.kernels.descent import HAS_NUMBA
+
+if TYPE_CHECKING:
+    from spingrad.export.packed import PackedModel
+
+Backend = Literal["auto", "numba", "numpy"]
+Step = Callable[[Array], Array]
+CHUNK = 256  # samples that go through all layers together, so that what flows between them stays in cache
+LANES = 64  # of the kernels
+
+
+def chosen(backend: Backend) -> Literal["numba", "numpy"]:
+    """The backend that a name stands for on this machine."""
+    if backend not in ("auto", "numba", "numpy"):
+        raise ValueError(f'backend is "auto", "numba" or "numpy", got {backend!r}')
+    if backend == "numba" and not HAS_NUMBA:
+        raise ImportError('the popcount runtime needs numba: pip install "spingrad[export]"')
+    return "numpy" if backend == "numpy" or not HAS_NUMBA else "numba"
+
+
+class Runtime:
+    """A packed network made ready to run: every stage a function of a batch of what flows in.
+
+    Spins flow as booleans (+1 is true), all else as whole numbers; the first axis is the sample.
+    """
+
+    def __init__(self, model: "PackedModel", backend: Literal["numba", "numpy"]) -> None:
+        self.model = model
+        self.steps = [
+            _step(stage, before, after, backend)
+            for stage, before, after in zip(model.stages, model.flows, model.flows[1:], strict=False)
+        ]
+
+    def scores(self, x: Array, threads: int | None) -> Array:
+        x = self._inputs(x)
+        out = np.empty((len(x), self.model.flows[-1].shape[0]), np.int32)
+        chunks = [slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)]
+
+        def run(chunk: slice) -> None:
+            flow = x[chunk]
+            for step in self.steps:
+                flow = step(flow)
+            out[chunk] = flow
+
+        threads = min(threads or os.cpu_count() or 1, len(chunks))
+        if threads > 1:  # the kernels let go of the interpreter
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(run, chunks))
+        else:
+            for chunk in chunks:
+                run(chunk)
+        return out
+
+    def sums(self, x: Array) -> list[Array]:
+        x, found = self._inputs(x), []
+        for stage, step in zip(self.model.stages, self.steps, strict=True):
+            x = step(x)
+            if isinstance(stage, Linear | Convolution):
+                found.append(x)
+        return found
+
+    def _inputs(self, x: Array) -> Array:
+        x, kind, shape = np.asarray(x), self.model.kind, self.model.shape
+        if x.shape[1:] not in (shape, (int(np.prod(shape)),)):
+            raise ValueError(f"samples have the shape {shape}, got an array of shape {x.shape}")
+        if kind == "pixels" and x.dtype != np.uint8:
+            raise ValueError(f"this network takes pixels as uint8, 0 to 255, got {x.dtype}")
+        if kind == "spins":
+            if not (np.abs(x) == 1).all():
+                raise ValueError("this network takes spins, -1 or +1, got other numbers")
+            x = x > 0
+        return x.reshape(len(x), *shape)
+
+
+def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
+    match stage:
+        case Linear():
+            return _sums(stage, stage.bits, before, None, backend)
+        case Convolution():
+            return _convolution(stage, before, after, backend)
+        case Threshold():
+            return _threshold(stage)
+        case Rescale():
+            return _rescale(stage)
+        case Pool():
+            return _pool(stage, after)
+        case Flatten():
+            return lambda x: x.reshape(len(x), -1)
+
+
+def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Step:
+    channels, valid = stage.channels // stage.groups, None
+    if any(stage.padding):  # which inputs of a patch lie inside the image, (positions, fan-in)
+        valid = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
+    parts = [_sums(stage, bits, before, valid, backend) for bits in np.split(stage.bits, stage.groups)]
+
+    def step(x: Array) -> Array:
+        groups = np.split(x, stage.groups, 1)
+        sums = np.concatenate([part(group) for part, group in zip(parts, groups, strict=True)], 1)
+        return np.moveaxis(sums.reshape(len(x), *after.shape[1:], -1), -1, 1)
+
+    return step
+
+
+def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * positions, c * kernel)
+    (top, left), (height, width), (rows, columns) = stage.padding, stage.kernel, stage.dilation
+    x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)))
+    reach = rows * (height - 1) + 1, columns * (width - 1) + 1
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, (2, 3))
+    windows = windows[:, :, :: stage.stride[0], :: stage.stride[1], ::rows, ::columns]
+    return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * height * width)
+
+
+def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backend: str) -> Step:
+    """The sums of all units of a layer, or of a group of them, one row for every sample or patch."""
+
+    def unfolded(x: Array) -> Array:
+        return _patches(x, stage) if isinstance(stage, Convolution) else x
+
+    if backend == "numpy":
+        multiply = _products(bits, stage.fan_in, before, valid)
+        return lambda x: multiply(unfolded(x))
+    if before.kind != "spins":
+        add = _tables(bits, stage.fan_in, before.bound)
+        return lambda x: add(unfolded(x))
+    # Channels are packed before patches are unfolded: an eighth of the copying.
+    ones = np.unpackbits(bits, axis=1, count=stage.fan_in, bitorder="little")
+    shape = (len(bits), -1, *stage.kernel) if isinstance(stage, Convolution) else (len(bits), -1)
+    weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(bits), -1)
+    start = np.full((1, len(bits)), stage.fan_in, np.int32)
+    if valid is not None:
+        # Outside the image x is a zero bit. Where the weight is one they differ, and what that will take
+        # away is given beforehand.
+        start = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T.astype(np.int32))
+    count = _popcounts(weight, start)
+    return lambda x: count(unfolded(np.packbits(x, axis=1, bitorder="little")))
+
+
+def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Step:
+    spins = spins_of_bits(bits, fan_in).astype(np.float32).T
+
+    def rows(x: Array) -> Array:
+        numbers = x.astype(np.float32)
+        if before.kind == "spins":
+            numbers = 2 * numbers - 1
+            if valid is not None:
+                numbers = (numbers.reshape(-1, *valid.shape) * valid).reshape(x.shape)
+        return (numbers @ spins).astype(np.int32)
+
+    return rows
+
+
+def _popcounts(weight: Array, start: Array) -> Step:
+    """``start`` less twice the bits in which a row and a unit differ; ``start`` repeats along the rows."""
+    from spingrad.kernels.popcount import units_by_lanes, xnor_sums
+
+    units, width = weight.shape
+    lanes = units_by_lanes(np.pad(weight, ((0, 0), (0, -width % 8))))
+    begin = np.pad(start, ((0, 0), (0, -units % LANES))).astype(np.int32)
+
+    def rows(x: Array) -> Array:
+        packed = np.zeros((len(x), lanes.shape[1]), np.uint8)
+        packed[:, :width] = x
+        sums = np.empty((len(x), begin.shape[1]), np.int32)
+        sums.reshape(-1, *begin.shape)[:] = begin
+        xnor_sums(packed, lanes, sums)
+        return sums[:, :units]
+
+    return rows
+
+
+def _tables(bits: Array, fan_in: int, bound: int) -> Step:
+    from spingrad.kernels.popcount import signed_sums
+
+    words = -(-fan_in // 64)
+    padded = np.zeros((len(bits), 8 * words), np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    weight = padded.view("<u8").astype(np.uint64)
+    number = np.int16 if 64 * bound < 2**15 else np.int32
+
+    def rows(x: Array) -> Array:  # zeros outside the image count as zeros
+        columns = np.zeros((64 * words, -(-len(x) // LANES) * LANES), number)
+        columns[:fan_in, : len(x)] = x.T
+        sums = np.empty((columns.shape[1], len(bits)), np.int32)
+        table, total = np.empty((16, 16, LANES), number), np.empty((len(bits), LANES), np.int32)
+        signed_sums(columns, weight, table, total, sums)
+        return sums[: len(x)]
+
+    return rows
+
+
+def _threshold(stage: Threshold) -> Step:
+    if stage.thresholds is None or stage.directions is None:
+        return lambda x: x >= 0
+    thresholds, directions = stage.thresholds, stage.directions
+    return lambda x: x * _along(directions, x) >= _along(thresholds, x)
+
+
+def _rescale(stage: Rescale) -> Step:
+    multipliers = stage.multipliers.astype(np.int64)
+    dtype = np.int16 if stage.limit < 2**15 else np.int32
+
+    def step(x: Array) -> Array:
+        line = x.astype(np.int64) * _along(multipliers, x) + _along(stage.offsets, x)
+        clipped: Array = np.clip(line >> stage.shift, -stage.limit, stage.limit)
+        return clipped.astype(dtype)
+
+    return step
+
+
+def _along(values: Array, x: Array) -> Array:
+    """One value a unit, beside a batch whose units are on axis 1."""
+    return values.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _pool(stage: Pool, after: Flow) -> Step:
+    (down, right), (_, rows, columns) = stage.stride, after.shape
+    corners = [(i, j) for i in range(stage.size[0]) for j in range(stage.size[1])]
+    combine = np.maximum if stage.take == "max" else np.add
+
+    def step(x: Array) -> Array:
+        if stage.take == "sum":
+            x = 2 * x.astype(np.int32) - 1 if x.dtype == bool else x.astype(np.int32)
+        parts = [x[:, :, i : i + down * rows : down, j : j + right * columns : right] for i, j in corners]
+        return np.asarray(reduce(combine, (part[:, :, :rows, :columns] for part in parts)))
+
+    return step

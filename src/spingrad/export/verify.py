@@ -1,0 +1,153 @@
+"""Proof that nothing changed: one network's answers from torch and from each of its exports.
+
+Every function returns the whole numbers that each layer adds up to, and the classes; comparing them is
+``numpy.array_equal``. C needs gcc, ONNX onnxruntime, QONNX qonnx.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spingrad.export.c import CSource, to_c
+from spingrad.export.onnx import to_onnx
+from spingrad.export.packed import PackedModel
+from spingrad.export.qonnx import to_qonnx
+from spingrad.export.stages import Array, Convolution, Linear
+from spingrad.nn.linear import BinaryLayer
+
+STRICT = ("gcc", "-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror")
+_MAIN = """\
+#include <stdint.h>
+#include <stdio.h>
+
+static int32_t traced[{layers}][{most}];
+static const size_t counts[{layers}] = {{{counts}}};
+
+static void keep(int layer, const int32_t *sums, int32_t units, int32_t place, int32_t stride)
+{{
+    for (int32_t unit = 0; unit < units; unit++)
+        traced[layer][place + unit * stride] = sums[unit];
+}}
+
+#define {upper}_TRACE(layer, sums, units, place, stride) keep(layer, sums, units, place, stride)
+#include "{name}.c"
+
+int main(void)
+{{
+    {kind} input[{upper}_INPUTS];
+    while (fread(input, 1, {upper}_INPUTS, stdin) == {upper}_INPUTS) {{
+        const int32_t found = {name}_class(input);
+        for (int layer = 0; layer < {layers}; layer++)
+            fwrite(traced[layer], sizeof(int32_t), counts[layer], stdout);
+        fwrite(&found, sizeof(int32_t), 1, stdout);
+    }}
+    return 0;
+}}
+"""
+
+
+class Answers(NamedTuple):
+    """What each layer adds up to, one array a layer, and the class of every sample."""
+
+    sums: list[Array]
+    classes: Array
+
+
+@torch.no_grad()
+def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
+    """The torch network itself, in its own float32; ``scale`` is that of :func:`spingrad.export.pack`."""
+    layers = [module for module in model.modules() if isinstance(module, BinaryLayer)]
+    found: list[Array] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        assert isinstance(layer, BinaryLayer)
+        sums = layer.product(inputs[0], layer.binary_weight)
+        found.append((sums / scale if layer is layers[0] else sums).cpu().numpy())
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        scores = model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Answers(found, scores.argmax(1).cpu().numpy())
+
+
+def from_packed(model: PackedModel, x: Array) -> Answers:
+    """The runtime of the packed network."""
+    return Answers(model.sums(x), model.classes(x))
+
+
+def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Answers:
+    """The C, compiled by gcc with every warning an error, and run."""
+    shapes = _shapes(model)
+    counts = [int(np.prod(shape)) for shape in shapes]
+    source = to_c(model, "network")
+    with tempfile.TemporaryDirectory() as folder:
+        program = compiled(source, _main(model, source, counts), folder, flags)
+        content = x.astype(np.uint8 if model.kind == "pixels" else np.int8).tobytes()
+        out = subprocess.run([program], input=content, capture_output=True, check=True).stdout
+    parts = np.split(np.frombuffer(out, np.int32).reshape(len(x), -1), np.cumsum(counts), axis=1)
+    sums = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=False)]
+    return Answers(sums, parts[-1][:, 0])
+
+
+def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str] = ("-O2",)) -> Path:
+    """A program of the C and a ``main`` that includes or calls it."""
+    source.save(folder)
+    Path(folder, "main.c").write_text(main)
+    subprocess.run([*STRICT, *flags, "main.c", "-o", "main"], cwd=folder, check=True)
+    return Path(folder, "main").absolute()
+
+
+def from_onnx(model: PackedModel, x: Array) -> Answers:
+    """The ONNX graph in onnxruntime."""
+    import onnx
+    import onnxruntime
+
+    made = to_onnx(model)
+    names = [f"sums_{layer}" for layer in range(len(model.products))]
+    for name in names:
+        made.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    rows = x.astype(np.uint8 if model.kind == "pixels" else np.int8).reshape(-1, *model.shape)
+    *sums, classes = session.run([*names, "classes"], {"input": rows})
+    return Answers(sums, classes)
+
+
+def from_qonnx(model: PackedModel, x: Array) -> Answers:
+    """The QONNX graph in qonnx's executor."""
+    from qonnx.core.modelwrapper import ModelWrapper
+    from qonnx.core.onnx_exec import execute_onnx
+    from qonnx.transformation.infer_shapes import InferShapes
+
+    wrapped = ModelWrapper(to_qonnx(model, batch=len(x))).transform(InferShapes())
+    inputs = {"input": x.astype(np.float32).reshape(-1, *model.shape)}
+    found = execute_onnx(wrapped, inputs, return_full_exec_context=True)
+    return Answers([found[f"sums_{layer}"] for layer in range(len(model.products))], found["classes"])
+
+
+def _shapes(model: PackedModel) -> list[tuple[int, ...]]:
+    pairs = zip(model.stages, model.flows[1:], strict=True)
+    return [flow.shape for stage, flow in pairs if isinstance(stage, Linear | Convolution)]
+
+
+def _main(model: PackedModel, source: CSource, counts: list[int]) -> str:
+    return _MAIN.format(
+        layers=len(counts),
+        most=max(counts),
+        counts=", ".join(map(str, counts)),
+        name=source.name,
+        upper=source.name.upper(),
+        kind="uint8_t" if model.kind == "pixels" else "int8_t",
+    )

@@ -1,0 +1,21 @@
+"""Layers with weights in {-1, +1}, and what goes between them."""
+
+from spingrad.nn.bits import Bits
+from spingrad.nn.conv import BinaryConv2d
+from spingrad.nn.gain import Gain
+from spingrad.nn.gcn import BinaryGCNConv
+from spingrad.nn.linear import BinaryLayer, BinaryLinear, binary_parameters, real_parameters
+from spingrad.nn.sign import Sign, sign
+
+__all__ = [
+    "BinaryConv2d",
+    "BinaryGCNConv",
+    "BinaryLayer",
+    "BinaryLinear",
+    "Bits",
+    "Gain",
+    "Sign",
+    "binary_parameters",
+    "real_parameters",
+    "sign",
+]

@@ -1,0 +1,46 @@
+"""Several bits a weight: the same binary layer on inputs repeated at half, a quarter, … of their strength."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Bits(nn.Module):
+    """Repeats its input so that the binary layer behind it has weights of ``count`` bits.
+
+    A weight of ``k`` bits is ``s₀ + s₁/2 + … + s_(k-1)/2^(k-1)`` with spins ``s``, one of ``2^k`` evenly
+    spaced values. Its product with ``x`` is that of ``k`` spins with ``x, x/2, …``, so the layer behind
+    takes ``count`` times as many inputs, and its problem and solver stay what they are.
+
+    Args:
+        count: Bits a weight.
+        dim: The dimension that holds the inputs: the last, or 1 for the channels of images.
+
+    Example:
+        >>> from spingrad import BinaryLinear
+        >>> model = nn.Sequential(Bits(2), BinaryLinear(2 * 784, 512), nn.Hardtanh())
+    """
+
+    def __init__(self, count: int, dim: int = -1) -> None:
+        super().__init__()
+        if count < 1:
+            raise ValueError(f"count is at least 1, got {count}")
+        self.count, self.dim = count, dim
+        strengths = [2.0**-k for k in range(count)]
+        self.scale = (count / sum(s * s for s in strengths)) ** 0.5
+        """Keeps the variance of the output: the layer behind divides by the root of all its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x * (self.scale * 2.0**-k) for k in range(self.count)], self.dim)
+
+    def values(self, weight: Tensor) -> Tensor:  # (m, k n) -> (m, n)
+        """The weights of ``count`` bits that spins of the layer behind stand for.
+
+        Example:
+            >>> Bits(2).values(torch.tensor([[1.0, -1.0, 1.0, 1.0]]))
+            tensor([[ 1.5000, -0.5000]])
+        """
+        parts = weight.chunk(self.count, 1)
+        return torch.stack([part * 2.0**-k for k, part in enumerate(parts)]).sum(0)
+
+    def extra_repr(self) -> str:
+        return f"{self.count}"

@@ -1,0 +1,78 @@
+"""The binary convolution: a linear layer over patches."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spingrad.nn.linear import BinaryLayer
+from spingrad.rows import Patches
+
+
+class BinaryConv2d(BinaryLayer):
+    """A 2-D convolution whose weights are -1 or +1; every patch is a row of the record.
+
+    Arguments as in :class:`torch.nn.Conv2d`, with ``scale`` as in :class:`BinaryLinear` and no bias. The
+    input is padded with zeros.
+
+    Example:
+        >>> layer = BinaryConv2d(3, 8, kernel_size=3, padding=1)
+        >>> layer(torch.zeros(2, 3, 28, 28)).shape
+        torch.Size([2, 8, 28, 28])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        scale: bool = True,
+    ) -> None:
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"groups must divide in_channels and out_channels, "
+                f"got groups={groups}, in_channels={in_channels}, out_channels={out_channels}"
+            )
+        super().__init__((out_channels, in_channels // groups, *_pair(kernel_size)), scale)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
+        self.padding, self.dilation = _pair(padding), _pair(dilation)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def product_backward(
+        self, x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not (needs_x or needs_weight):
+            return None, None
+        geometry = None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            grad, x.to(grad.dtype), weight.to(grad.dtype), *geometry, (needs_x, needs_weight, False)
+        )
+        return grad_x, grad_weight
+
+    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Patches, Tensor]]:
+        geometry = self.kernel_size, self.stride, self.padding, self.dilation
+        for images, out in zip(x.chunk(self.groups, 1), grad.chunk(self.groups, 1), strict=True):
+            yield Patches([images], *geometry), out.transpose(0, 1).flatten(1).T
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+            f"groups={self.groups}, scale={self.scale != 1.0}"
+        )
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, tuple) and len(size) == 2 and all(isinstance(s, int) for s in size):
+        return size
+    raise TypeError(f"sizes are an int or a pair of ints, got {size!r}")

@@ -1,0 +1,5 @@
+"""Optimizers of binary weights: QP-SBGD and its rivals."""
+
+from spingrad.optim.qpsbgd import QPSBGD
+
+__all__ = ["QPSBGD"]

@@ -1,0 +1,225 @@
+"""What QP-SBGD is measured against: other ways to train the same binary layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spingrad.nn.sign import spins_of
+from spingrad.optim.qpsbgd import Params, evaluate
+from spingrad.record import stop_recording
+
+
+class _Wrapped(Optimizer):
+    """A torch optimizer, followed by a map that keeps its weights where the method wants them."""
+
+    def __init__(self, params: Params, optimizer: type[Optimizer], **kwargs: Any) -> None:
+        self.inner = optimizer(params, **kwargs)
+        self._share()
+        for group in self.param_groups:
+            self._begin(group)
+
+    def _share(self) -> None:
+        """Be one with the inner optimizer: schedulers and checkpoints see its groups and state."""
+        state = {k: getattr(self.inner, k) for k in ("defaults", "state", "param_groups")}
+        Optimizer.__setstate__(self, state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.inner.add_param_group(param_group)
+        self._begin(self.param_groups[-1])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with torch.enable_grad():
+            loss = self.inner.step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self._map_(weight, group)
+        return loss
+
+    def _begin(self, group: dict[str, Any]) -> None:
+        for weight in group["params"]:
+            stop_recording(weight)
+
+    def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name in self._kept}
+
+    _kept: tuple[str, ...] = ("inner",)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._share()
+
+
+class BinaryConnect(_Wrapped):
+    """Straight-through gradients to any torch optimizer, latent weights clamped to [-1, 1].
+
+    Courbariaux et al., *BinaryConnect*, 2015.
+
+    Args:
+        params: Latent weights, as for :class:`~spingrad.QPSBGD`.
+        optimizer: A torch optimizer class.
+        **kwargs: Passed on to it.
+
+    Example:
+        >>> from spingrad import BinaryLinear, binary_parameters
+        >>> model = BinaryLinear(4, 2)
+        >>> optimizer = BinaryConnect(binary_parameters(model), torch.optim.Adam, lr=1e-3)
+    """
+
+    def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
+        weight.clamp_(-1, 1)
+
+
+class ProxQuant(_Wrapped):
+    """Real weights that a growing regulariser draws to -1 and +1, and a final projection.
+
+    After each step of the inner optimizer, every weight moves towards its sign by at most
+    ``lr · regularization · t`` at step ``t`` (the proximal map of the W-shaped regulariser). The network
+    computes with the real weights until :meth:`project` makes them binary, which ends the training.
+    Bai et al., *ProxQuant*, 2019.
+
+    Args:
+        params: Latent weights.
+        regularization: Growth of the regulariser per step.
+        optimizer: A torch optimizer class.
+        **kwargs: Passed on to it.
+    """
+
+    _kept = ("inner", "regularization")
+
+    def __init__(
+        self,
+        params: Params,
+        regularization: float = 1e-3,
+        optimizer: type[Optimizer] = torch.optim.Adam,
+        **kwargs: Any,
+    ) -> None:
+        self.regularization = regularization
+        super().__init__(params, optimizer, **kwargs)
+
+    def _begin(self, group: dict[str, Any]) -> None:
+        super()._begin(group)
+        group.update(steps=0, projected=False)
+        _relax(group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] += 1
+        return super().step(closure)
+
+    def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
+        strength = float(group["lr"]) * self.regularization * group["steps"]
+        target = spins_of(weight)
+        distance = weight - target
+        weight.copy_(target + distance.sign() * (distance.abs() - strength).clamp_(min=0))
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Replace every weight by its sign; from here on the layers are binary."""
+        for group in self.param_groups:
+            group["projected"] = True
+            for weight in group["params"]:
+                weight.copy_(spins_of(weight))
+                stop_recording(weight)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if not group["projected"]:
+                _relax(group)
+
+
+def _relax(group: dict[str, Any]) -> None:
+    for weight in group["params"]:
+        weight.relaxed = True  # read by the layers: compute with the real weights
+
+
+class SignSGD(Optimizer):
+    """``Ω ← clamp(Ω - lr · sign(grad))``: BinaryConnect with signSGD, the paper's nearest rival.
+
+    Bernstein et al., *signSGD*, 2018.
+
+    Args:
+        params: Latent weights.
+        lr: Learning rate.
+        momentum: Weight of the past in the average of gradients whose sign is taken (Signum).
+    """
+
+    def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0) -> None:
+        if lr < 0:
+            raise ValueError(f"lr is at least 0, got {lr}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is in [0, 1), got {momentum}")
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            stop_recording(weight)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = evaluate(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    grad = weight.grad
+                    if group["momentum"]:
+                        grad = _average(self.state[weight], grad, 1 - group["momentum"])
+                    spins = torch.copysign(grad.new_ones(()), grad)
+                    weight.add_(spins, alpha=-float(group["lr"])).clamp_(-1, 1)
+        return loss
+
+
+class Bop(Optimizer):
+    """Flip a weight when the average gradient has long and strongly asked for it; no latent weights.
+
+    ``m ← (1 - lr) m + lr · grad``, and ``w ← -w`` where ``|m| > threshold`` and ``m`` has the sign of
+    ``w``. Helwegen et al., *Latent weights do not exist*, 2019.
+
+    Args:
+        params: Weights; made -1 or +1 at once.
+        lr: The adaptivity rate γ of the average (called ``lr`` so that schedulers find it).
+        threshold: The threshold τ.
+    """
+
+    def __init__(self, params: Params, lr: float = 1e-3, threshold: float = 1e-7) -> None:
+        if not 0 <= lr <= 1:
+            raise ValueError(f"lr, the adaptivity rate, is in [0, 1], got {lr}")
+        if threshold < 0:
+            raise ValueError(f"threshold is at least 0, got {threshold}")
+        super().__init__(params, {"lr": lr, "threshold": threshold})
+
+    @torch.no_grad()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            stop_recording(weight)
+            weight.copy_(spins_of(weight))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = evaluate(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    average = _average(self.state[weight], weight.grad, float(group["lr"]))
+                    flip = average * weight > group["threshold"]
+                    weight.copy_(torch.where(flip, -weight, weight))
+        return loss
+
+
+def _average(state: dict[str, Tensor], grad: Tensor, rate: float) -> Tensor:
+    if "average" not in state:
+        state["average"] = torch.zeros_like(grad)
+    return state["average"].lerp_(grad, rate)

@@ -1,0 +1,20 @@
+"""D-Wave QPUs: a step packed into few calls, planned before it is paid, and paid once."""
+
+from spingrad.qpu.chip import Chip
+from spingrad.qpu.journal import BudgetError, Journal
+from spingrad.qpu.plan import Plan, plan
+from spingrad.qpu.service import QPUService, ServiceError
+from spingrad.qpu.solver import QPUSolver
+from spingrad.qpu.submission import StepError
+
+__all__ = [
+    "BudgetError",
+    "Chip",
+    "Journal",
+    "Plan",
+    "QPUService",
+    "QPUSolver",
+    "ServiceError",
+    "StepError",
+    "plan",
+]

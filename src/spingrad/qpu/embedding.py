@@ -1,0 +1,189 @@
+"""Cliques side by side on a chip: every unit of a layer is fully coupled, so all are embedded alike."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spingrad._files import cache_folder, write_atomically
+from spingrad.qpu.chip import Chip, client_module
+
+Clique = list[list[int]]
+"""The chain of qubits that stands for each spin of a unit; any two chains are coupled."""
+
+NATIVE = 4  # both families have K4 among their qubits, without chains
+
+
+def fill(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> list[Clique]:
+    """As many cliques as one call can hold, large ones first.
+
+    Args:
+        chip: The working graph.
+        counts: How many cliques of each size are wanted.
+        cache: Folder in which layouts are kept between runs; by default in the user's cache.
+
+    Raises:
+        ValueError: The largest clique does not fit at all.
+    """
+    wanted = {size: count for size, count in sorted(counts.items(), reverse=True) if count > 0}
+    name = "-".join(f"{size}x{count}" for size, count in wanted.items())
+    path = (cache or cache_folder() / "embeddings") / chip.key / f"{name}.json"
+    if path.exists():
+        return _checked(json.loads(path.read_text()), chip, path)
+    cliques = list(_search(chip, wanted))
+    write_atomically(path, json.dumps(cliques).encode())
+    return cliques
+
+
+def pages(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> list[list[Clique]]:
+    """Enough fillings of the chip for all cliques.
+
+    Sizes are rounded up for the search and the spare chains left out, so that networks of similar widths
+    share their layouts; equal pages are found once.
+    """
+    waiting = {size: count for size, count in sorted(counts.items(), reverse=True) if count}
+    result: list[list[Clique]] = []
+    page: list[Clique] = []
+    while waiting:
+        left: Counter[int] = Counter()
+        for size, count in waiting.items():
+            left[_rounded(size)] += count
+        held = Counter(len(clique) for clique in page)
+        if any(left[size] > held[size] for size in left):
+            page = fill(chip, left, cache)
+            held = Counter(len(clique) for clique in page)
+        for _ in range(max(1, min(left[size] // held[size] for size in held))):
+            result.append(_cut(page, waiting))
+    return result
+
+
+def _rounded(size: int) -> int:
+    return size if size <= NATIVE else -(-size // 4) * 4
+
+
+def _cut(page: list[Clique], waiting: dict[int, int]) -> list[Clique]:
+    """Fit the cliques of a page to the sizes that wait for one, which are then fewer."""
+    cut = []
+    for clique in page:
+        size = next((size for size in waiting if _rounded(size) == len(clique)), None)
+        if size is not None:
+            cut.append(clique[:size])
+            waiting[size] -= 1
+            if not waiting[size]:
+                del waiting[size]
+    return cut
+
+
+def _search(chip: Chip, wanted: Mapping[int, int]) -> Iterator[Clique]:
+    graph = _working_graph(chip)
+    free = set(graph)
+    for size, count in wanted.items():
+        native = size <= NATIVE
+        search = _native_cliques(graph, free, size) if native else _chained_cliques(chip, graph, free, size)
+        found = 0
+        for clique in search:
+            yield clique
+            found += 1
+            if found == count:
+                break
+        if not found and size == max(wanted):
+            raise ValueError(
+                f"{chip.name} ({len(free)} working qubits) has no room for a clique of {size} spins; "
+                "choose a smaller block_size"
+            )
+
+
+def _native_cliques(graph: Any, free: set[int], size: int) -> Iterator[Clique]:
+    """Qubits that are all coupled to one another."""
+
+    def extend(chosen: list[int], candidates: list[int]) -> list[int] | None:
+        if len(chosen) == size:
+            return chosen
+        for i, qubit in enumerate(candidates):
+            later = [other for other in candidates[i + 1 :] if graph.has_edge(qubit, other)]
+            if (result := extend([*chosen, qubit], later)) is not None:
+                return result
+        return None
+
+    for qubit in sorted(free):
+        while qubit in free:
+            qubits = extend([qubit], sorted(free.intersection(graph[qubit])))
+            if qubits is None:
+                break
+            free.difference_update(qubits)
+            yield [[q] for q in qubits]
+
+
+def _chained_cliques(chip: Chip, graph: Any, free: set[int], size: int) -> Iterator[Clique]:
+    """Cliques by D-Wave's busclique, searched in small tiles so that many fit beside each other."""
+    asked = max(size, 9) if chip.topology == "zephyr" else size  # there it runs out of memory for 5 to 8
+    for shape in range(_tile_size(chip, asked), chip.size + 1):
+        found = False
+        for tile, to_chip in _tiles(chip, shape):
+            while chains := _clique_in(tile, to_chip, graph, free, asked):
+                clique = [[to_chip[q] for q in chain] for chain in chains[:size]]
+                free.difference_update(q for chain in clique for q in chain)
+                found = True
+                yield clique
+        if found:  # larger tiles would hold hardly any more
+            return
+
+
+def _tile_size(chip: Chip, size: int) -> int:
+    """The smallest member of the family with a clique of this size."""
+    if chip.topology == "zephyr":
+        return -(-(size + 8) // 16)
+    return 2 if size <= 10 else 1 - (-size // 12)
+
+
+def _tiles(chip: Chip, shape: int) -> Iterator[tuple[Any, dict[int, int]]]:
+    """A small lattice and the places where it lies in the chip's, neighbours first without overlap."""
+    lattices = lattice_module()
+    build, mappings = (
+        getattr(lattices, f"{chip.topology}_{part}") for part in ("graph", "sublattice_mappings")
+    )
+    tile, stride = build(shape), max(shape - 1, 1)
+    places = sorted(
+        mappings(tile, build(chip.size)), key=lambda to: (any(o % stride for o in to.offset[-2:]), to.offset)
+    )
+    for to_chip in places:
+        yield tile, {qubit: int(to_chip(qubit)) for qubit in tile}
+
+
+def _clique_in(tile: Any, to_chip: dict[int, int], graph: Any, free: set[int], size: int) -> Clique:
+    here = [qubit for qubit in tile if to_chip[qubit] in free]
+    if len(here) < size:
+        return []
+    part = tile.subgraph(here).copy()
+    part.remove_edges_from([(a, b) for a, b in part.edges if not graph.has_edge(to_chip[a], to_chip[b])])
+    busclique = client_module("minorminer.busclique")
+    chains = busclique.find_clique_embedding(size, part, seed=0, use_cache=False)  # its cache is a pickle
+    return [list(chains[i]) for i in range(len(chains))]
+
+
+def _working_graph(chip: Chip) -> Any:
+    networkx = client_module("networkx")
+    graph = networkx.Graph()
+    graph.add_nodes_from(chip.qubits.tolist())
+    graph.add_edges_from(chip.couplers.tolist())
+    return graph
+
+
+def lattice_module() -> Any:
+    """D-Wave's module of lattices, under the name that is installed."""
+    try:
+        return client_module("dwave.graphs")
+    except ImportError:  # its name in older releases of dwave-system
+        return client_module("dwave_networkx")
+
+
+def _checked(cliques: Any, chip: Chip, path: Path) -> list[Clique]:
+    """A layout from disk, refused unless its qubits are the chip's and no two chains share one."""
+    try:
+        qubits = [int(qubit) for clique in cliques for chain in clique for qubit in chain]
+    except (TypeError, ValueError):
+        qubits = []
+    if not qubits or len(set(qubits)) < len(qubits) or not set(qubits) <= set(chip.qubits.tolist()):
+        raise ValueError(f"{path} is not a layout for {chip.name}; delete it, and it will be found again")
+    return cliques  # type: ignore[no-any-return]

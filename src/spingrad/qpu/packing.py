@@ -1,0 +1,224 @@
+"""Many Ising problems in one call: written onto the qubits of a page, and read back from its samples."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spingrad.qpu.chip import Chip, Floats, Ints
+from spingrad.qpu.embedding import Clique
+
+Spins = npt.NDArray[np.int8]
+PREFACTOR = 1.414  # of uniform torque compensation, as D-Wave's composites have it
+
+
+class Ising(NamedTuple):
+    """Biases ``h`` (n,) and upper-triangular couplings ``J`` (n, n) of one unit."""
+
+    h: Floats
+    J: Floats
+
+    def energies(self, spins: npt.NDArray[np.floating]) -> Floats:  # (reads, n) -> (reads,)
+        return np.asarray(spins @ self.h + ((spins @ self.J) * spins).sum(1))
+
+
+class Programmed(NamedTuple):
+    """What the chip is sent: a bias for every qubit in use, a strength for every coupler between two."""
+
+    qubits: Ints  # (q,), ascending
+    h: Floats  # (q,)
+    couplers: Ints  # (c, 2), positions among the qubits
+    J: Floats  # (c,)
+
+    def energies(self, spins: npt.NDArray[np.integer]) -> Floats:  # (reads, q) -> (reads,)
+        a, b = self.couplers.T
+        return spins @ self.h + (spins[:, a] * spins[:, b]) @ self.J
+
+
+@dataclass(frozen=True)
+class Page:
+    """Cliques on a chip, with the arrays that carry problems onto it and samples back.
+
+    Spins of all cliques are counted through: those of clique ``k`` begin at ``starts[k]``.
+    """
+
+    chip: Chip
+    cliques: Sequence[Clique]
+    qubits: Ints  # (q,) in use, ascending
+    spin_of: Ints  # (q,)
+    clique_of: Ints  # (q,)
+    couplers: Ints  # (c, 2), positions among the qubits, in the chip's order
+    entry: Ints  # (c,) which coupling of which problem a coupler carries: a place in all J, or -1
+    ways: Ints  # (c,) how many couplers share it
+    starts: Ints  # (cliques + 1,)
+
+    @classmethod
+    def of(cls, chip: Chip, cliques: Sequence[Clique]) -> "Page":
+        chains = [chain for clique in cliques for chain in clique]
+        sizes = np.array([len(clique) for clique in cliques])
+        flat = np.concatenate([np.asarray(chain, dtype=np.int64) for chain in chains])
+        order = np.argsort(flat)
+        spin_of = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])[order]
+        clique_of = np.repeat(np.arange(len(cliques)), sizes)[spin_of]
+        position = np.full(int(chip.properties["num_qubits"]), -1)
+        position[flat[order]] = np.arange(len(flat))
+        couplers = position[chip.couplers]
+        couplers = couplers[(couplers >= 0).all(1)]
+        starts, squares = np.cumsum([0, *sizes]), np.cumsum([0, *sizes**2])
+        a, b = np.sort(spin_of[couplers], axis=1).T
+        k = clique_of[couplers[:, 0]]
+        joins = (k == clique_of[couplers[:, 1]]) & (a != b)  # two chains of one clique
+        entry = np.where(joins, squares[k] + (a - starts[k]) * sizes[k] + b - starts[k], -1)
+        used, where, count = np.unique(entry, return_inverse=True, return_counts=True)
+        if (used >= 0).sum() < (sizes * (sizes - 1) // 2).sum():
+            raise ValueError(f"the layout has chains that no coupler of {chip.name} joins; delete it")
+        return cls(chip, cliques, flat[order], spin_of, clique_of, couplers, entry, count[where], starts)
+
+    @cached_property
+    def name(self) -> str:
+        """Names the layout: equal cliques on equal chips, equal name."""
+        text = json.dumps([self.chip.key, *self.cliques])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def program(self, problems: Sequence[Ising], prefactor: float = PREFACTOR) -> Programmed:
+        """Write one problem onto each clique, in full use of the chip's range.
+
+        Problems do not see each other, so each is scaled by itself: a layer with small gradients gets the
+        same signal as one with large ones.
+        """
+        a, b = self.spin_of[self.couplers].T
+        h = np.concatenate([problem.h for problem in problems])
+        J = np.concatenate([problem.J.ravel() for problem in problems])[self.entry] / self.ways
+        chain = np.array([chain_strength(problem, prefactor) for problem in problems])
+        J = np.where(self.entry >= 0, J, np.where(a == b, -chain[self.clique_of[self.couplers[:, 0]]], 0.0))
+        biases = (h / np.bincount(self.spin_of))[self.spin_of]
+        scale = self._scale(biases, J)
+        return Programmed(
+            self.qubits,
+            biases * scale[self.clique_of],
+            self.couplers,
+            J * scale[self.clique_of[self.couplers[:, 0]]],
+        )
+
+    def _scale(self, biases: Floats, J: Floats) -> Floats:  # -> (cliques,)
+        """The largest factor that keeps each clique within the chip's ranges."""
+        properties = self.chip.properties
+        least, most = properties.get("extended_j_range", properties["j_range"])
+        load = np.zeros(len(self.cliques))
+        np.maximum.at(load, self.clique_of, np.abs(biases) / properties["h_range"][1])
+        np.maximum.at(load, self.clique_of[self.couplers[:, 0]], np.maximum(J / most, J / least))
+        if "per_qubit_coupling_range" in properties:
+            least, most = properties["per_qubit_coupling_range"]
+            total = self._total(J)
+            np.maximum.at(load, self.clique_of, np.maximum(total / most, total / least))
+        if "per_group_coupling_range" in properties:  # a group is part of a qubit's couplers: a safe bound
+            least, most = properties["per_group_coupling_range"]
+            up, down = self._total(np.maximum(J, 0)), self._total(np.minimum(J, 0))
+            np.maximum.at(load, self.clique_of, np.maximum(up / most, down / least))
+        return (1 - 1e-12) / np.where(load > 0, load, 1.0)  # rounding must not lead out of range
+
+    def _total(self, J: Floats) -> Floats:  # (c,) -> (q,)
+        """Sum over the couplers of each qubit."""
+        return np.bincount(self.couplers.ravel(), np.repeat(J, 2), len(self.qubits)).astype(np.float64)
+
+    def chains(self, samples: Spins) -> tuple[Floats, npt.NDArray[np.bool_]]:  # (samples, spins) each
+        """The majority of each chain's qubits, and whether they disagreed."""
+        order, length = np.argsort(self.spin_of, kind="stable"), np.bincount(self.spin_of)
+        sums = np.add.reduceat(samples[:, order].astype(np.int32), np.cumsum([0, *length[:-1]]), axis=1)
+        return np.where(sums >= 0, 1.0, -1.0), np.abs(sums) < length
+
+    def read(self, samples: Spins, occurrences: Ints, problems: Sequence[Ising]) -> list["Reading"]:
+        """What each problem's chains say; those whose qubits disagree are repaired by descent."""
+        majority, broken = self.chains(samples)
+        readings = []
+        for k, problem in enumerate(problems):
+            own = slice(self.starts[k], self.starts[k + 1])
+            spins = _repaired(problem, majority[:, own], broken[:, own])
+            share = float(np.average(broken[:, own].mean(1), weights=occurrences))
+            readings.append(Reading(spins, problem.energies(spins), share))
+        return readings
+
+
+class Reading(NamedTuple):
+    """Distinct samples of one unit, their energies, and the share of chains that broke in all reads."""
+
+    spins: Floats  # (samples, n)
+    energies: Floats  # (samples,)
+    broken: float
+
+    @classmethod
+    def joined(cls, copies: Sequence["Reading"]) -> "Reading":
+        """The samples of several copies of one unit together."""
+        if len(copies) == 1:
+            return copies[0]
+        spins, energies, broken = zip(*copies, strict=True)
+        return cls(np.concatenate(spins), np.concatenate(energies), float(np.mean(broken)))
+
+    def best(self) -> Floats:  # (n,)
+        return np.asarray(self.spins[self.energies.argmin()])
+
+
+def chain_strength(problem: Ising, prefactor: float = PREFACTOR) -> float:
+    """Uniform torque compensation: what a chain of typical couplings pulls at its qubits.
+
+    Example:
+        >>> chain_strength(Ising(np.zeros(3), np.triu(np.ones((3, 3)), 1)), prefactor=1.0)
+        1.4142135623730951
+    """
+    n = len(problem.h)
+    squares = np.square(problem.J).sum()
+    pairs = n * (n - 1) / 2
+    if not squares:
+        return float(prefactor)
+    return float(prefactor * np.sqrt(squares / pairs) * np.sqrt(n - 1))
+
+
+def _repaired(problem: Ising, spins: Floats, broken: npt.NDArray[np.bool_]) -> Floats:
+    """Flip spins of broken chains, the best flip first, for as long as that lowers the energy."""
+    rows = np.flatnonzero(broken.any(1))
+    if not len(rows):
+        return spins
+    S, open_ = spins[rows], broken[rows]
+    couplings = problem.J + problem.J.T
+    field = problem.h + S @ couplings
+    for _ in range(10 * spins.shape[1]):
+        gain = np.where(open_, S * field, 0.0)  # half of what a flip would win
+        best = gain.argmax(1)
+        flip = np.flatnonzero(gain[np.arange(len(S)), best] > 1e-12 * np.abs(field).max())
+        if not len(flip):
+            break
+        columns = best[flip]
+        S[flip, columns] *= -1
+        field[flip] += 2 * S[flip, columns, None] * couplings[columns]
+    repaired = spins.copy()
+    repaired[rows] = S
+    return repaired
+
+
+def packed(problems: Sequence[Ising]) -> dict[str, Any]:
+    """Problems for the journal, in single precision; couplings that units of a layer share are kept once."""
+    layers = {id(problem.J): problem.J for problem in problems}
+    numbers = [J[np.triu_indices(len(J), 1)] for J in layers.values()] + [problem.h for problem in problems]
+    return {
+        "sizes": [len(J) for J in layers.values()],
+        "layer_of": [list(layers).index(id(problem.J)) for problem in problems],
+        "numbers": base64.b64encode(np.concatenate(numbers).astype("<f4").tobytes()).decode(),
+    }
+
+
+def unpacked(kept: dict[str, Any]) -> list[Ising]:
+    """The problems that :func:`packed` wrote down."""
+    numbers = np.frombuffer(base64.b64decode(kept["numbers"]), "<f4").astype(np.float64)
+    sizes, layer_of = kept["sizes"], kept["layer_of"]
+    lengths = [n * (n - 1) // 2 for n in sizes] + [sizes[layer] for layer in layer_of]
+    parts = np.split(numbers, np.cumsum(lengths)[:-1])
+    couplings = [np.zeros((n, n)) for n in sizes]
+    for J, part in zip(couplings, parts, strict=False):
+        J[np.triu_indices(len(J), 1)] = part
+    return [Ising(h, couplings[layer]) for h, layer in zip(parts[len(sizes) :], layer_of, strict=True)]

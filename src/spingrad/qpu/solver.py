@@ -1,0 +1,245 @@
+"""A training step on a quantum annealer: all units of all layers side by side on the chip."""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spingrad.problem import BinaryLeastSquares
+from spingrad.qpu.calls import Call, block_sizes, schedule
+from spingrad.qpu.chip import Chip
+from spingrad.qpu.journal import MICRO, BudgetError, Journal
+from spingrad.qpu.packing import PREFACTOR, Ising, Reading, packed
+from spingrad.qpu.service import QPUService
+from spingrad.qpu.submission import GraphChangedError, Submission
+from spingrad.solvers.base import Solution, Solver
+
+log = logging.getLogger(__name__)
+
+REPLAYED = ("num_reads", "block_size", "num_sweeps", "chain_strength_prefactor", "sample_kwargs")
+"""The settings that decide which problems are sent."""
+
+
+class QPUSolver(Solver):
+    """Solve every unit of a step on a D-Wave QPU, in as few calls as the chip allows.
+
+    Each unit is a clique of chains; many cliques share the chip, so a small network takes one call a step.
+    Units with more than ``block_size`` inputs are solved block by block: the spins of a block on the QPU,
+    the others fixed (or not yet there, in the first sweep), so any width runs on any chip.
+
+    Everything that is sent, paid and answered is in the journal. A step that was taken before is read from
+    it, so a run that is resumed from a checkpoint pays nothing twice, and :meth:`replay` repeats a whole
+    run bit for bit without a QPU.
+
+    Args:
+        journal: File of the run's journal; a new one starts a new run.
+        budget: Seconds of QPU time that the run may use, over all its processes.
+        service: The QPU; by default what D-Wave's configuration says.
+        num_reads: Samples of each unit. They take fewer reads where the chip has room for several copies.
+        fallback: Takes over when the budget is used up. Without one, the step raises
+            :class:`~spingrad.qpu.BudgetError` with nothing moved: save a checkpoint.
+        block_size: Most spins of a unit on the chip at once.
+        num_sweeps: Passes over the blocks of a wide layer.
+        chain_strength_prefactor: Factor of uniform torque compensation.
+        deadline: Seconds that a call may take, its time in the queue included.
+        settle: Seconds in which a job may still turn up whose submission failed.
+        calls_in_flight: Calls waited for at a time, where a step needs several.
+        **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
+
+    Example::
+
+        solver = QPUSolver("run.journal", budget=60.0, num_reads=100)
+        optimizer = QPSBGD(binary_parameters(model), lr=0.003, solver=solver)
+    """
+
+    def __init__(
+        self,
+        journal: str | Path,
+        budget: float,
+        *,
+        service: QPUService | None = None,
+        num_reads: int = 100,
+        fallback: Solver | None = None,
+        block_size: int = 32,
+        num_sweeps: int = 1,
+        chain_strength_prefactor: float = PREFACTOR,
+        deadline: float = 600.0,
+        settle: float = 10.0,
+        calls_in_flight: int = 4,
+        **sample_kwargs: Any,
+    ) -> None:
+        for name, value in (("num_reads", num_reads), ("block_size", block_size), ("num_sweeps", num_sweeps)):
+            if value < 1:
+                raise ValueError(f"{name} is at least 1, got {value}")
+        if not 0 <= settle < deadline:
+            raise ValueError(f"settle is between 0 and the deadline of {deadline} s, got {settle}")
+        for name in ("answer_mode", "auto_scale", "label", "num_reads"):
+            if name in sample_kwargs:
+                raise ValueError(f"{name} is the solver's own to set")
+        self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
+        self.chain_strength_prefactor, self.sample_kwargs = chain_strength_prefactor, sample_kwargs
+        self.fallback, self.calls_in_flight = fallback, calls_in_flight
+        self._service: QPUService | None = QPUService() if service is None else service
+        self._journal = Journal(journal, budget)
+        self._journal.keep_chip(self._service.chip)
+        self._journal.keep_settings({name: getattr(self, name) for name in REPLAYED})
+        self._submission = Submission(self._service, self._journal, deadline, settle)
+        self._schedules: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
+
+    @classmethod
+    def replay(cls, journal: str | Path) -> "QPUSolver":
+        """The answers of an earlier run, and its settings, from its journal alone."""
+        solver = cls.__new__(cls)
+        solver._journal = Journal(journal, read_only=True)
+        if not solver._journal.settings:
+            raise ValueError(f"{journal} holds no run that could be replayed")
+        for name in REPLAYED:
+            setattr(solver, name, solver._journal.settings[name])
+        solver.fallback, solver.calls_in_flight = None, 1
+        solver._service, solver._schedules = None, {}
+        solver._submission = Submission(None, solver._journal)
+        return solver
+
+    @property
+    def chip(self) -> Chip:
+        """The chip that is asked; in a replay, the one that was."""
+        return self._service.chip if self._service else list(self._journal.chips.values())[-1]
+
+    @property
+    def qpu_seconds(self) -> float:
+        """QPU time of the run so far, set aside or charged."""
+        return self._journal.spent_us * MICRO
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger, for the optimizer's checkpoint."""
+        return {"spent_us": self._journal.spent_us, "jobs": len(self._journal.attempts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: what it says was spent counts against the budget here too."""
+        if self._service is not None:
+            self._journal.carry(state["spent_us"])
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+        return self.solve_all([problem], seed=seed)[0]
+
+    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+        layers = [_Layer(problem, self.block_size) for problem in problems]
+        rounds = max((len(layer.blocks) for layer in layers), default=0)
+        try:
+            for turn in range(rounds * self.num_sweeps):
+                taking = [layer for layer in layers if turn % rounds < len(layer.blocks)]
+                parts = [layer.part(turn % rounds) for layer in taking]
+                for layer, own in zip(taking, self._sample(parts, f"{seed:x}-{turn}"), strict=True):
+                    layer.settle(turn % rounds, own)
+        except BudgetError as error:
+            if self.fallback is None:
+                raise
+            log.warning("%s; going on with %r", error, self.fallback)
+            return self.fallback.solve_all(problems, seed=seed)
+        return [layer.solution() for layer in layers]
+
+    def _sample(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
+        """Samples of every unit of every part."""
+        try:
+            return self._sample_once(parts, key)
+        except GraphChangedError as error:
+            log.warning("%s; the units are laid out anew", error)
+            self._journal.keep_chip(self.chip)
+            return self._sample_once(parts, key)
+
+    def _sample_once(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
+        units = [(i, ising) for i, part in enumerate(parts) for ising in _ising_of(part)]
+        calls = self._calls(tuple(len(ising.h) for _, ising in units), key)
+        with ThreadPoolExecutor(self.calls_in_flight) as pool:
+            futures = [
+                pool.submit(self._call, call, [units[u][1] for u in call.units], f"{key}-{number}")
+                for number, call in enumerate(calls)
+            ]
+            answers = [future.result() for future in futures]
+        readings: list[list[Reading]] = [[] for _ in units]
+        for call, answer in zip(calls, answers, strict=True):
+            for unit, reading in zip(call.units, answer, strict=True):
+                readings[unit].append(reading)
+        results: list[list[Reading]] = [[] for _ in parts]
+        for (i, _), copies in zip(units, readings, strict=True):
+            results[i].append(Reading.joined(copies))
+        return results
+
+    def _calls(self, sizes: tuple[int, ...], key: str) -> list[Call]:
+        """The calls that were answered, on whichever of the run's chips, or else new ones."""
+        earlier = self._journal.chips.values() if self._journal.attempts_of(f"{key}-0") else ()
+        for chip in (self.chip, *earlier):
+            calls = self._schedule(chip, sizes)
+            if all(self._journal.has_answer(f"{key}-{n}", call.page.name) for n, call in enumerate(calls)):
+                return calls
+        return self._schedule(self.chip, sizes)
+
+    def _schedule(self, chip: Chip, sizes: tuple[int, ...]) -> list[Call]:
+        place = (chip.graph_id, chip.key, sizes)
+        if place not in self._schedules:
+            calls = schedule(chip, sizes, self.num_reads, **self.sample_kwargs)
+            for call in calls:
+                if self._service is not None:
+                    self._journal.keep_layout(call.page.name, call.page.cliques)
+            self._schedules[place] = calls
+        return self._schedules[place]
+
+    def _call(self, call: Call, problems: list[Ising], key: str) -> list[Reading]:
+        programmed = call.page.program(problems, self.chain_strength_prefactor)
+        params = {"num_reads": call.num_reads, **self.sample_kwargs}
+        cost = call.cost_us(**self.sample_kwargs)
+        params |= {"answer_mode": "histogram", "auto_scale": False}
+        once = dict(zip(call.units, problems, strict=True))
+        facts = {"layout": call.page.name, "units": call.units, "problems": packed(list(once.values()))}
+        answer = self._submission.sample(programmed, call.page.chip, key, cost, params, **facts)
+        return call.page.read(answer.spins, answer.occurrences, problems)
+
+
+class _Layer:
+    """One layer's problem while its blocks are solved in turn."""
+
+    def __init__(self, problem: BinaryLeastSquares, block_size: int) -> None:
+        self.problem = problem
+        H = None if problem.H is None else problem.H.double().cpu()
+        self.work = BinaryLeastSquares(problem.Z.double().cpu(), problem.V.double().cpu(), H=H)
+        self.blocks = torch.arange(problem.num_spins).split(block_sizes(problem.num_spins, block_size))
+        self.spins = torch.zeros(problem.num_spins, problem.num_units, dtype=torch.float64)
+        self.broken = torch.zeros(problem.num_units, dtype=torch.float64)
+        self.visits = 0
+
+    def part(self, block: int) -> BinaryLeastSquares:
+        """The problem of one block, the others fixed."""
+        own = self.blocks[block]
+        others = self.spins.clone()
+        others[own] = 0
+        H = None if self.work.H is None else self.work.H[own]
+        return replace(self.work, Z=self.work.Z[:, own], V=self.work.V - self.work.Z @ others, H=H)
+
+    def settle(self, block: int, readings: Sequence[Reading]) -> None:
+        """Take the best sample of every unit, unless the block was better before."""
+        own, part = self.blocks[block], self.part(block)
+        before = self.spins[own]
+        found = torch.stack([torch.from_numpy(reading.best()) for reading in readings], 1)
+        worse = before.any(0) & (part.energy(before) <= part.energy(found))
+        self.spins[own] = torch.where(worse, before, found)
+        self.broken += torch.tensor([reading.broken for reading in readings], dtype=torch.float64)
+        self.visits += 1
+
+    def solution(self) -> Solution:
+        spins = self.spins.to(self.problem.Z)
+        return Solution(
+            spins, self.problem.energy(spins), {"chain_breaks": self.broken / max(self.visits, 1)}
+        )
+
+
+def _ising_of(problem: BinaryLeastSquares) -> list[Ising]:
+    """Every unit in Ising form; they share their couplings."""
+    J = (2 * (problem.Z.T @ problem.Z).triu(1)).cpu().numpy()
+    return [Ising(h, J) for h in (-2 * problem.fields()).T.contiguous().cpu().numpy()]

@@ -1,0 +1,321 @@
+"""One job for one problem, whatever the network does: none lost, none paid twice.
+
+The service knows no key that would make a submission idempotent. So the cost is set aside and a new label
+is written to the journal before anything is sent, and a label is sent once: after a failure that leaves the
+outcome open, the service is asked for it. If the job does not turn up, another is sent under a label of its
+own, with its cost set aside too; once one of them has answered, the others are withdrawn, or counted if it
+is too late for that. An answer is fetched again by its id, never bought again, until it fits the problem.
+A job that is still queued at the deadline is left there: taking the step again goes on waiting for it.
+
+Two cases cannot be excluded. A job that the service accepts later than ``settle`` seconds after the request
+failed is not found in time, so a second one is sent; the first is counted if it turns up before that has
+answered. And an answer that the service has stored in a damaged state is lost: it is counted, the call
+raises :class:`StepError`, and only if the step is taken again is it paid again. Jobs that the service
+failed or cancelled are taken to cost nothing.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Condition
+from typing import Any, TypeVar
+
+import numpy as np
+
+from spingrad.qpu.chip import Chip
+from spingrad.qpu.journal import Attempt, Journal
+from spingrad.qpu.packing import Programmed
+from spingrad.qpu.service import ROUNDING, Answer, AnswerError, QPUService, ServiceError
+
+T = TypeVar("T")
+PAUSE = 0.25  # seconds between two requests of a loop at least: no more than four a second
+LONGEST_PAUSE = 10.0
+SAME = 1e-4  # relative difference of problems that are the same but for rounding
+
+
+class StepError(RuntimeError):
+    """A call to the QPU that came to no answer; the step can be taken again and goes on where it stood."""
+
+
+class GraphChangedError(StepError):
+    """The QPU's working graph is another since the problem was laid out; the service has the new one."""
+
+
+class Submission:
+    """Sends problems and waits for their answers.
+
+    Args:
+        service: The QPU; none to replay a journal.
+        journal: Where everything is written down first.
+        deadline: Seconds that a call may take, its time in the queue included.
+        settle: Seconds during which a job may turn up whose submission failed.
+        attempts: Jobs that may be sent in one call, if they fail, are cancelled or are lost on the way.
+        fetches: How often an answer that does not fit is fetched before it is given up.
+    """
+
+    def __init__(
+        self,
+        service: QPUService | None,
+        journal: Journal,
+        deadline: float = 600.0,
+        settle: float = 10.0,
+        attempts: int = 5,
+        fetches: int = 6,
+    ) -> None:
+        self.service, self.journal = service, journal
+        self.deadline, self.settle, self.attempts, self.fetches = deadline, settle, attempts, fetches
+        self._busy: set[str] = set()
+        self._freed = Condition()
+
+    def sample(
+        self, problem: Programmed, chip: Chip, key: str, cost_us: float, params: dict[str, Any], **facts: Any
+    ) -> Answer:
+        """Samples of a problem, from the journal if they are there.
+
+        Args:
+            problem: What is sent.
+            chip: The working graph that it was made for.
+            key: Names the call; the same in every process that takes this step.
+            cost_us: What the call will be charged.
+            params: The solver's parameters.
+            **facts: Kept beside the job in the journal.
+        """
+        if not (np.isfinite(problem.h).all() and np.isfinite(problem.J).all()):
+            raise ValueError("a bias or coupling is not finite; nothing was sent")
+        print_, until = fingerprint(problem, params), time.monotonic() + self.deadline
+        with self.alone(key, until):
+            same = [a for a in self.journal.attempts_of(key) if same_problem(a.fingerprint, print_)]
+            for attempt in same:
+                if (known := attempt.answer) is not None:
+                    return known
+            if self.service is None:
+                raise StepError(f"the journal holds no answer for {key}; the run or its problem has changed")
+            call = _Call(self, self.service, problem, chip, params, until)
+            answer = call.resumed(same) or call.bought(key, cost_us, print_, facts)
+        call.clear()
+        return answer
+
+    @contextmanager
+    def alone(self, key: str, until: float) -> Iterator[None]:
+        """Let one thread at a time take a step; the next finds its answer in the journal."""
+        with self._freed:
+            if not self._freed.wait_for(lambda: key not in self._busy, until - time.monotonic()):
+                raise StepError(f"another thread has not come to an end with {key} within the deadline")
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._busy.remove(key)
+                self._freed.notify_all()
+
+
+class _Call:
+    """The requests of one call, all of them before its deadline."""
+
+    def __init__(
+        self,
+        rules: Submission,
+        service: QPUService,
+        problem: Programmed,
+        chip: Chip,
+        params: dict[str, Any],
+        until: float,
+    ) -> None:
+        self.rules, self.service, self.journal = rules, service, rules.journal
+        self.problem, self.chip, self.params, self.until = problem, chip, params, until
+        self.rounding = ROUNDING
+
+    def resumed(self, attempts: list[Attempt]) -> Answer | None:
+        """The answer of a job that was sent before, in this process or another."""
+        self.rounding = 10 * ROUNDING  # what was sent may differ from the problem of now in its last digits
+        for attempt in attempts:
+            if attempt.is_open and (attempt.id or self._found(attempt, self.rules.settle)):
+                answer = self._awaited(attempt)
+                if answer is not None:
+                    return answer
+        return None
+
+    def bought(self, key: str, cost_us: float, print_: list[Any], facts: dict[str, Any]) -> Answer:
+        """The answer of a new job."""
+        self.rounding = ROUNDING
+        pace = _Pace(self.until, f"the call {key}", 2 * PAUSE)
+        for number in range(self.rules.attempts):
+            if number:
+                pace.wait(ServiceError("a job failed, was cancelled or was lost on the way"))
+            attempt = self.journal.reserve(key, cost_us, print_, **facts)
+            answer = self._awaited(attempt) if self._sent(attempt) else None
+            if answer is not None:
+                return answer
+        raise StepError(f"{self.rules.attempts} jobs for {key} failed, were cancelled or were lost")
+
+    def clear(self) -> None:
+        """Withdraw what else was sent for this step or those before it, or count it as paid."""
+        pace = _Pace(self.until, "clearing up")
+        for attempt in self.journal.superfluous():
+            # Should it fail, the cost stays set aside and the next step tries again.
+            with suppress(StepError), self.rules.alone(attempt.key, until=time.monotonic()):
+                pace.wait(ServiceError("more than one job was sent"), longest=PAUSE)
+                self._withdraw(attempt)
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        if not attempt.is_open:  # another thread was here before
+            return
+        if attempt.id is None and not self._found(attempt, 0.0):
+            self.journal.voided(attempt, "it never arrived")
+            return
+        job = str(attempt.id)
+        self._persist(lambda left: self.service.cancel(job, left), f"withdrawing job {job}")
+        state = self._persist(lambda left: self.service.status(job, 0, left), f"job {job}").state
+        if state in ("FAILED", "CANCELLED"):
+            self.journal.voided(attempt, state)
+        else:
+            self.journal.wasted(attempt, "another job had answered before")
+
+    def _sent(self, attempt: Attempt) -> bool:
+        """Send the job; whether it is known to have arrived."""
+        try:
+            job = self._persist(
+                lambda left: self.service.submit(self.problem, self.chip, attempt.label, self.params, left),
+                f"sending {attempt.label}",
+                harmless=lambda error: error.refused,
+            )
+        except StepError as error:
+            reason = error.__cause__
+            assert isinstance(reason, ServiceError)
+            if reason.refused:
+                self.journal.voided(attempt, str(reason))
+            if reason.refused and reason.fatal:
+                self._check_graph()
+            if reason.refused or reason.fatal:
+                raise
+            return self._found(attempt, self.rules.settle)
+        self.journal.accepted(attempt, job)
+        return True
+
+    def _check_graph(self) -> None:
+        """Raise another error than that of a refused job, if the reason is a new working graph."""
+        try:
+            chip = self._persist(self.service.fetch_chip, "the definition of the QPU")
+        except StepError:
+            return
+        if chip.graph_id != self.chip.graph_id:
+            self.service.chip = chip
+            raise GraphChangedError(
+                f"the working graph of {chip.name} is now {chip.graph_id}, no longer {self.chip.graph_id}"
+            )
+
+    def _found(self, attempt: Attempt, settle: float) -> bool:
+        """Look for the job of an attempt for as long as it may still turn up."""
+        pace = _Pace(self.until, f"the search for {attempt.label}")
+        patience = time.monotonic() + settle
+        while True:
+            pace.wait(ServiceError("it has not turned up"), longest=max(patience - time.monotonic(), PAUSE))
+            last = time.monotonic() >= patience
+            status = self._persist(lambda left: self.service.find(attempt.label, left), pace.what)
+            if status is not None:
+                self.journal.accepted(attempt, status.id)
+                return True
+            if last:
+                return False
+
+    def _awaited(self, attempt: Attempt) -> Answer | None:
+        """The answer of a job that has arrived, or none if the service failed or cancelled it."""
+        job = str(attempt.id)
+        state = self._final_state(job)
+        if state != "COMPLETED":
+            self.journal.voided(attempt, state)
+            return None
+        answer = self._fetched(attempt, job)
+        self.journal.answered(attempt, answer)
+        return answer
+
+    def _final_state(self, job: str) -> str:
+        pace = _Pace(self.until, f"job {job}")
+        while True:
+            wait = int(max(min(30.0, 0.5 * self.service.request_timeout, pace.left() - 1), 0))
+            request = _asking(self.service.status, job, wait)
+            state = self._persist(request, pace.what).state
+            if state in ("COMPLETED", "FAILED", "CANCELLED"):
+                return state
+            pace.wait(ServiceError(f"it is {state.lower().replace('_', ' ')}"))
+
+    def _fetched(self, attempt: Attempt, job: str) -> Answer:
+        reads = int(self.params.get("num_reads", 1))
+        request = _asking(self.service.answer, job, self.problem, reads, self.rounding)
+        pace = _Pace(self.until, f"the answer of job {job}")
+        while True:
+            try:
+                return self._persist(request, pace.what)
+            except AnswerError as error:
+                attempt.misfits += 1  # over all calls, or a short deadline would go on for ever
+                if attempt.misfits < self.rules.fetches:
+                    pace.wait(error)
+                    continue
+                self.journal.wasted(attempt, str(error))
+                raise StepError(
+                    f"job {job} is paid, but was fetched {attempt.misfits} times to no use: {error}. "
+                    "Taking the step again sends another."
+                ) from error
+
+    def _persist(
+        self,
+        request: Callable[[float], T],
+        what: str,
+        harmless: Callable[[ServiceError], bool] = lambda error: True,
+    ) -> T:
+        """The result of a request, made again for as long as it fails and does no harm by it."""
+        pace = _Pace(self.until, what)
+        while True:
+            try:
+                return request(pace.left())
+            except AnswerError:
+                raise
+            except ServiceError as error:
+                if error.fatal or not harmless(error):
+                    raise StepError(f"{what}: {error}") from error
+                pace.wait(error)
+
+
+def _asking(request: Callable[..., T], *args: Any) -> Callable[[float], T]:
+    return lambda left: request(*args, left)
+
+
+class _Pace:
+    """The pauses of a loop: longer and longer, never past the deadline."""
+
+    def __init__(self, until: float, what: str, pause: float = PAUSE) -> None:
+        self.until, self.what, self.pause = until, what, pause
+        self.last = time.monotonic()
+
+    def left(self) -> float:
+        return self.until - time.monotonic()
+
+    def wait(self, error: ServiceError, longest: float = LONGEST_PAUSE) -> None:
+        left = self.left()
+        if left <= 2 * PAUSE or error.retry_after >= left:
+            raise StepError(f"{self.what} came to no end within the deadline; at last: {error}") from error
+        rest = min(self.pause, longest, left - PAUSE) - (time.monotonic() - self.last)
+        time.sleep(max(rest, error.retry_after, PAUSE))  # a poll that took its time was pause enough
+        self.last = time.monotonic()
+        self.pause = min(1.5 * self.pause, LONGEST_PAUSE)
+
+
+def fingerprint(problem: Programmed, params: dict[str, Any]) -> list[Any]:
+    """Tells problems apart, and how they are asked, but not by the last bits of their numbers.
+
+    A replay on another machine meets the same problems up to rounding.
+    """
+    digest = hashlib.sha256(repr(sorted(params.items())).encode())
+    digest.update(np.ascontiguousarray(problem.qubits).tobytes())
+    random = np.random.default_rng(0)
+    values = np.concatenate([problem.h, problem.J])
+    views = [float(values @ random.choice((-1.0, 1.0), len(values))) for _ in range(4)]
+    return [digest.hexdigest()[:16], float(np.linalg.norm(values)), *views]
+
+
+def same_problem(one: list[Any], other: list[Any]) -> bool:
+    return bool(
+        one[0] == other[0] and np.allclose(one[1:], other[1:], rtol=0, atol=SAME * max(one[1], 1e-30))
+    )

@@ -1,0 +1,33 @@
+"""Solvers of the projection problem, from a sign to a proof."""
+
+from typing import TYPE_CHECKING, Any
+
+from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.solvers.block_descent import BlockDescentSolver
+from spingrad.solvers.dimod import DimodSolver
+from spingrad.solvers.exact import ExactSolver
+from spingrad.solvers.gurobi import GurobiSolver
+from spingrad.solvers.sign import SignSolver
+
+if TYPE_CHECKING:
+    from spingrad.solvers.sampler import BlockDescentSampler
+
+__all__ = [
+    "BlockDescentSampler",
+    "BlockDescentSolver",
+    "DimodSolver",
+    "ExactSolver",
+    "GurobiSolver",
+    "SignSolver",
+    "Solution",
+    "Solver",
+    "derive_seed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BlockDescentSampler":  # derives from a class of dimod, which takes 0.3 s to import
+        from spingrad.solvers.sampler import BlockDescentSampler
+
+        return BlockDescentSampler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

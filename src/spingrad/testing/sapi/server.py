@@ -1,0 +1,164 @@
+"""HTTP on the loopback interface, with a network that can fail."""
+
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from spingrad.testing.sapi.api import Api, Call, Reply, failure
+from spingrad.testing.sapi.faults import Fault
+
+
+class Request(NamedTuple):
+    """A line of the server's log; the subject is the label or the id that the request is about."""
+
+    time: float
+    method: str
+    stage: str
+    fault: str | None
+    subject: str
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the API on 127.0.0.1 and leaves neither threads nor sockets behind."""
+
+    daemon_threads = False  # so that server_close waits for them
+
+    def __init__(self, api: Api, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.api = api
+        self.requests: list[Request] = []
+        self._connections: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        for connection in list(self._connections):
+            with suppress(OSError):  # the client may have been faster
+                connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._connections.add(connection)
+        return connection, address
+
+    def close_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that hangs up is no error here
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one connection's requests, each with the fault that awaits it."""
+
+    protocol_version = "HTTP/1.1"  # the client keeps its connections open
+    disable_nagle_algorithm = True
+    server: Server
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent: the log is ``server.requests``."""
+
+    def _serve(self) -> None:
+        call = self._call()
+        fault = self.server.api.service.faults.take(call.stage)
+        kind = fault.kind if fault else None
+        self.server.requests.append(Request(time.time(), call.method, call.stage, kind, call.subject))
+        if fault is None:
+            self._send(self.server.api.respond(call))
+        else:
+            self._fail(call, fault)
+
+    def _call(self) -> Call:
+        url = urlsplit(self.path)
+        body = self._body()
+        path = tuple(part for part in url.path.split("/") if part)
+        return Call(self.command, path, dict(parse_qsl(url.query)), self.headers, body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return body
+
+    def _fail(self, call: Call, fault: Fault) -> None:
+        """Answer a call as the fault's kind says, see ``faults.TRANSPORT``."""
+        api = self.server.api
+        match fault.kind:
+            case "status":
+                self._send(replace(failure(fault.code, fault.message), headers=fault.headers))
+            case "redirect":
+                self._send(replace(failure(307, "moved"), headers={"Location": fault.to + self.path}))
+            case "reset":
+                self._reset()
+            case "reset_after":
+                api.respond(call)
+                self._reset()
+            case "late":
+                self._reset()
+                self._sleep(fault.seconds)
+                api.respond(call)
+            case "slow":
+                self._sleep(fault.seconds)
+                self._send(api.respond(call))
+            case "garbage":
+                self._send(Reply(b"<html>proxy error", call.media))
+            case "media":
+                self._send(Reply(b"[]"))
+            case "empty":
+                self._send(Reply(b"[]", call.media))
+            case "truncate":
+                self._send(api.respond(call), share=0.5)
+
+    def _send(self, reply: Reply, share: float = 1.0) -> None:
+        """Write a reply; with a ``share`` below 1 the body ends early."""
+        self.send_response(reply.code)
+        self.send_header("Content-Type", reply.media)
+        self.send_header("Content-Length", str(len(reply.body)))
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(reply.body[: int(share * len(reply.body))])
+        if share < 1:
+            self.close_connection = True
+
+    def _sleep(self, seconds: float) -> None:
+        self.server.api.service.closing.wait(seconds)
+
+    def _reset(self) -> None:
+        """Close the connection with an RST rather than a farewell."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.rfile.close()
+        self.connection.close()
+        self.close_connection = True

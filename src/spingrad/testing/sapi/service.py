@@ -1,0 +1,239 @@
+"""The service: accepts problems, runs them one at a time, and keeps the books."""
+
+import hashlib
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from spingrad.testing.sapi.admission import admit
+from spingrad.testing.sapi.annealer import Annealer
+from spingrad.testing.sapi.faults import Faults
+from spingrad.testing.sapi.wire import Problem
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A line of the ledger; failed and cancelled jobs cost nothing."""
+
+    id: str
+    label: str | None
+    cost_us: float
+    status: str
+    digest: str
+    num_reads: int
+
+
+@dataclass
+class Job:
+    """A problem that the service has accepted."""
+
+    body: dict[str, Any]
+    problem: Problem
+    cost_us: float
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    status: str = "PENDING"
+    submitted: datetime = field(default_factory=lambda: datetime.now(UTC))
+    solved: datetime | None = None
+    error_message: str | None = None
+    answer: dict[str, Any] | None = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.body.get("params") or {}
+
+    @property
+    def label(self) -> str | None:
+        return self.body.get("label")
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the problem: equal biases on equal qubits, equal digest."""
+        data = self.body["data"]
+        return hashlib.sha256(f"{self.body['type']} {data['lin']} {data['quad']}".encode()).hexdigest()
+
+    @property
+    def charge(self) -> Charge:
+        num_reads = self.params.get("num_reads", 1)
+        return Charge(self.id, self.label, self.cost_us, self.status, self.digest, num_reads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job's status as the client reads it."""
+        status = {
+            "id": self.id,
+            "type": self.body["type"],
+            "solver": self.body["solver"],
+            "label": self.label,
+            "status": self.status,
+            "submitted_on": self.submitted.isoformat(),
+            "solved_on": self.solved and self.solved.isoformat(),
+            "error_message": self.error_message,
+        }
+        return {key: value for key, value in status.items() if value is not None}
+
+
+class Service:
+    """Jobs on one QPU, and a ledger of what they cost.
+
+    Args:
+        annealer: Answers the problems.
+        faults: Strike at the stages ``batch``, ``run`` and ``answer``.
+        seed: With a problem's digest and label it fixes the samples, whatever the order of the jobs.
+        queue_seconds: Time between acceptance and start of a job.
+        quota_us: Microseconds of QPU time that may be charged in all.
+    """
+
+    def __init__(
+        self, annealer: Annealer, faults: Faults, seed: int, queue_seconds: float, quota_us: float
+    ) -> None:
+        self.annealer, self.faults, self.seed = annealer, faults, seed
+        self.queue_seconds, self.quota_us = queue_seconds, quota_us
+        self.closing = threading.Event()
+        self._jobs: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._qpu = ThreadPoolExecutor(1, "emulated-qpu")  # a chip runs one job at a time
+
+    def release(self) -> None:
+        """Let go of everyone who waits for a job: the service is about to close."""
+        self.closing.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._qpu.shutdown(cancel_futures=True)
+
+    def submit(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Accept and charge one problem, or say why not."""
+        if fault := self.faults.take("batch"):
+            return {"error_code": fault.code, "error_msg": fault.message}
+        try:
+            problem, cost_us = admit(body, self.annealer)
+            job = Job(body, problem, cost_us)
+            with self._changed:  # one lock around check and charge, or threads could overspend
+                if self._charged_us() + cost_us > self.quota_us:
+                    raise ValueError("Insufficient remaining solver access time in project")
+                self._jobs[job.id] = job
+        except ValueError as error:
+            return {"error_code": 400, "error_msg": str(error)}
+        except (AttributeError, KeyError, TypeError) as error:
+            return {"error_code": 400, "error_msg": f"malformed problem: {error!r}"}
+        status = job.to_dict()
+        self._qpu.submit(self._run, job, time.monotonic() + self.queue_seconds)
+        return status
+
+    def job(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def wait(self, ids: Iterable[str], timeout: float) -> list[Job]:
+        """The known jobs among ``ids``, as soon as one of them is final or time is up."""
+        jobs = [self._jobs[job_id] for job_id in ids if job_id in self._jobs]
+
+        def some_final() -> bool:
+            return self.closing.is_set() or not jobs or any(job.status in FINAL for job in jobs)
+
+        with self._changed:
+            self._changed.wait_for(some_final, timeout)
+        return jobs
+
+    def find(self, label: str | None, status: str | None, solver: str | None, limit: int) -> list[Job]:
+        """Jobs that match what is given, newest first."""
+        with self._changed:
+            jobs = list(self._jobs.values())[::-1]
+        return [
+            job
+            for job in jobs
+            if label in (None, job.label)
+            and status in (None, job.status)
+            and solver in (None, job.body["solver"]["name"])
+        ][:limit]
+
+    def cancel(self, job_id: str) -> Job | None:
+        """Withdraw a job that has not started; a running one goes on and is paid."""
+        job = self.job(job_id)
+        if job is not None:
+            self._finish(job, "CANCELLED", only_from="PENDING")
+        return job
+
+    def fail_running(self) -> None:
+        """What the operators do with jobs that hang."""
+        for job in list(self._jobs.values()):
+            self._finish(job, "FAILED", error_message="the job was ended by the operators")
+
+    def ledger(self) -> list[Charge]:
+        with self._changed:
+            return [job.charge for job in self._jobs.values()]
+
+    @property
+    def charged_us(self) -> float:
+        with self._changed:
+            return self._charged_us()
+
+    def _charged_us(self) -> float:
+        return sum(job.cost_us for job in self._jobs.values())
+
+    def _run(self, job: Job, start: float) -> None:
+        self.closing.wait(max(0.0, start - time.monotonic()))
+        with self._changed:
+            if job.status != "PENDING" or self.closing.is_set():
+                return
+            job.status = "IN_PROGRESS"
+        fault = self.faults.take("run")
+        if fault is None:
+            self._answer(job)
+        elif fault.kind != "stuck":
+            self._finish(job, fault.kind, error_message=fault.message)
+
+    def _answer(self, job: Job) -> None:
+        key = hashlib.sha256(f"{self.seed} {job.digest} {job.label}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(key))
+        try:
+            answer = self.annealer.answer(job.problem, job.params, rng)
+        except Exception as error:  # a client that waits for ever would hide the reason
+            self._finish(job, "FAILED", error_message=repr(error))
+            return
+        answer["timing"] = timing(job, self.annealer.chip.properties["problem_timing_data"])
+        if fault := self.faults.take("answer"):
+            answer = fault.damaged(answer)
+        self._finish(job, "COMPLETED", answer=answer)
+
+    def _finish(self, job: Job, status: str, only_from: str = "IN_PROGRESS", **result: Any) -> None:
+        with self._changed:
+            if job.status != only_from:
+                return
+            job.answer, job.error_message = result.get("answer"), result.get("error_message")
+            job.solved = datetime.now(UTC)
+            if status != "COMPLETED":
+                job.cost_us = 0.0
+            job.status = status  # last: readers take no lock, and a final job has its answer
+            self._changed.notify_all()
+
+
+def timing(job: Job, model: dict[str, Any]) -> dict[str, float]:
+    """The charged time, taken apart as SAPI reports it."""
+    params = job.params
+    thermalization = params.get("programming_thermalization", model["default_programming_thermalization"])
+    programming = model["typical_programming_time"] + thermalization
+    schedule = params.get("anneal_schedule")
+    anneal = schedule[-1][0] if schedule else params.get("annealing_time", model["default_annealing_time"])
+    sampling = job.cost_us - programming
+    delay = model["qpu_delay_time_per_sample"]
+    return {
+        "qpu_access_time": job.cost_us,
+        "qpu_programming_time": programming,
+        "qpu_sampling_time": sampling,
+        "qpu_anneal_time_per_sample": anneal,
+        "qpu_readout_time_per_sample": sampling / params.get("num_reads", 1) - anneal - delay,
+        "qpu_delay_time_per_sample": delay,
+        "qpu_access_overhead_time": 1000.0,
+        "total_post_processing_time": 1.0,
+        "post_processing_overhead_time": 1.0,
+    }

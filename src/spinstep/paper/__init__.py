@@ -1,1 +1,0 @@
-"""The paper's experiments, and ours at full size: ``spinstep paper run NAME``."""

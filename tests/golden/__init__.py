@@ -1,0 +1,87 @@
+"""Four small networks trained for 50 steps, whose weights must not change when the code is rearranged.
+
+``weights.npz`` holds the latent weights that commit 6c3b125 (version 0.1.0) ended with, on one thread.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
+from spingrad.nn.gcn import BinaryGCNConv
+from spingrad.solvers import ExactSolver
+
+STEPS = 50
+SETTINGS: dict[str, Callable[[Any], QPSBGD]] = {
+    "default": lambda params: QPSBGD(params, lr=3e-3),
+    "momentum=0": lambda params: QPSBGD(params, lr=3e-3, momentum=0.0, rank=None, target_rms=1.0),
+    "as_published": lambda params: QPSBGD.as_published(params, lr=3e-3, solver=ExactSolver(max_nodes=1_000)),
+}
+
+
+class Graph(nn.Module):
+    """Two graph convolutions on a ring of 30 nodes, of which every third has a label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = BinaryGCNConv(40, 20), BinaryGCNConv(20, 4)
+        ring = torch.eye(30) + torch.eye(30).roll(1, 0) + torch.eye(30).roll(-1, 0)
+        self.ring = (ring / 3).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.hardtanh(self.first(x, self.ring))
+        return self.second(hidden, self.ring)[::3]
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (
+        lambda: nn.Sequential(
+            BinaryLinear(48, 40), nn.Hardtanh(), BinaryLinear(40, 24), nn.Hardtanh(), BinaryLinear(24, 4)
+        ),
+        (60, 48),
+    ),
+    "convolutional": (
+        lambda: nn.Sequential(
+            BinaryConv2d(1, 5, 3, stride=2, padding=1), nn.Hardtanh(),
+            BinaryConv2d(5, 6, 3, stride=2, padding=1), nn.Hardtanh(),
+            nn.Flatten(), BinaryLinear(6 * 9, 4),
+        ),
+        (20, 1, 12, 12),
+    ),
+    "grouped": (
+        lambda: nn.Sequential(
+            BinaryConv2d(4, 8, 3, padding=1, groups=2), nn.Hardtanh(),
+            BinaryConv2d(8, 8, 3, stride=2, groups=2, dilation=2), nn.Hardtanh(),
+            nn.Flatten(), BinaryLinear(8 * 4, 4),
+        ),
+        (20, 4, 8, 8),
+    ),
+    "graph": (Graph, (30, 40)),
+}  # fmt: skip
+
+
+def batches(shape: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random inputs, and the class that a fixed linear map finds in them."""
+    generator = torch.Generator().manual_seed(7)
+    teacher = torch.randn(4, int(np.prod(shape[1:])), generator=generator)
+    for _ in range(STEPS):
+        x = torch.randn(shape, generator=generator) + 0.3
+        yield x, (x.flatten(1) @ teacher.T).argmax(1)
+
+
+def train(network: str, settings: str) -> list[Tensor]:
+    """The latent weights of every layer after ``STEPS`` steps."""
+    make, shape = NETWORKS[network]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = make()
+    optimizer = SETTINGS[settings](binary_parameters(model))
+    for x, y in batches(shape):
+        out = model(x)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(out, y[:: len(y) // len(out)]).backward()
+        optimizer.step()
+    return [weight.detach().clone() for _, weight in binary_parameters(model)]
