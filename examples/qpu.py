@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spingrad import QPSBGD, BinaryQuadratic, BinaryLinear, binary_parameters
 from spingrad.qpu import BudgetError, Journal, QPUService, QPUSolver, plan
 from spingrad.qpu.inspect import rows
 from spingrad.solvers import ExactSolver, Solution, Solver
@@ -44,10 +44,10 @@ class Watched(Solver):
         self.solver, self.exact = solver, ExactSolver()
         self.units = self.optimal = 0
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
-    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         solutions = self.solver.solve_all(problems, seed=seed)
         for problem, solution in zip(problems, solutions, strict=True):
             best = self.exact.solve(problem).energy

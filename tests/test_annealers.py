@@ -13,7 +13,6 @@ import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSampler, TabuSampler
 
-from spingrad import BinaryLeastSquares
 from spingrad.solvers import (
     BlockDescentSampler,
     BlockDescentSolver,
@@ -73,7 +72,7 @@ def test_importing_spingrad_imports_no_annealer():
 def test_gurobi_proves_the_optimum_of_the_exact_solver():
     for seed, (r, n, rank) in enumerate([(3, 1, None), (20, 10, 4), (10, 25, None), (40, 25, None)]):
         problem = random_problem(r, n, 3, seed=seed, rank=rank, dtype=torch.float64)
-        problem = replace(problem, offset=torch.tensor([0.0, 1.0, 2.0]), H=problem.fields().flip(0))
+        problem = replace(problem, offset=torch.tensor([0.0, 1.0, 2.0]), H=problem.H + problem.H.flip(0))
         solution, exact = GurobiSolver().solve(problem), ExactSolver().solve(problem)
         assert solution.info["proved"].all()
         assert exact.info["proved"].all()
@@ -106,8 +105,9 @@ def test_a_unit_gets_the_same_spins_alone_and_among_others():
     solver = GurobiSolver(WorkLimit=0.05)
     together = solver.solve(problem, seed=2**31 - 1).spins
     for unit in range(3):
-        alone = BinaryLeastSquares(problem.Z, problem.V[:, unit : unit + 1])
-        assert torch.equal(solver.solve(alone, seed=2**31 - 1).spins[:, 0], together[:, unit])
+        assert torch.equal(
+            solver.solve(problem.units(unit, unit + 1), seed=2**31 - 1).spins[:, 0], together[:, unit]
+        )
 
 
 @needs_gurobi

@@ -2,10 +2,19 @@
 
 import pytest
 import torch
+from helpers import posed
 from torch import nn
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLeastSquares, BinaryLinear, binary_parameters
-from spingrad.record import record_of
+from spingrad import (
+    QPSBGD,
+    BinaryConv2d,
+    BinaryLinear,
+    BinaryQuadratic,
+    LayerRecord,
+    binary_parameters,
+    record_of,
+)
+from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver, SignSolver
 from spingrad.testing import check_solver, random_problem
 
@@ -51,7 +60,9 @@ def test_a_gpu_trains_like_the_cpu(device, momentum):
 
 def test_solvers_keep_their_contract_on_a_gpu(device):
     problem = random_problem(40, 100, 30, seed=0)
-    moved = BinaryLeastSquares(problem.Z.to(device), problem.V.to(device))
+    moved = BinaryQuadratic.of(
+        DenseRows(problem.rows.dense().to(device)), problem.H.to(device), problem.offset.to(device)
+    )
     for solver in (SignSolver(), BlockDescentSolver(), BlockDescentSolver(num_sweeps=3)):
         here, there = solver.solve(problem), solver.solve(moved)
         assert there.spins.device.type == device.type
@@ -72,8 +83,10 @@ def test_inputs_in_bfloat16_cost_next_to_no_energy(num_sweeps):
     QPSBGD(binary_parameters(model))
     nn.functional.cross_entropy(model(torch.randn(100, 256)), torch.randint(10, (100,))).backward()
     (record,) = record_of(model[0].weight).layers()
-    exact = BinaryLeastSquares.from_record(record, target_rms=1.0)
-    coarse = BinaryLeastSquares(exact.Z.bfloat16().float(), exact.V.bfloat16().float())
+    exact = posed(record)
+    coarse = posed(
+        LayerRecord(record.rows.to(torch.bfloat16).to(torch.float32), record.grad.bfloat16().float())
+    )
     solver = BlockDescentSolver(num_sweeps=num_sweeps)
     energy = exact.energy(solver.solve(exact).spins).sum()
     assert exact.energy(solver.solve(coarse).spins).sum() < 1.001 * energy

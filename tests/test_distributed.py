@@ -9,7 +9,7 @@ from workers import run_workers
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
 from spingrad.distributed import Checkpoint, DistributedQPSBGD, Wire, data_parallel
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
-from spingrad.solvers import BlockDescentSolver
+from spingrad.solvers import BlockDescentSolver, Solution
 from spingrad_lab.bench import elastic, vote_accuracy
 
 
@@ -215,17 +215,16 @@ def vote_on_some_units(rank, size):
 class Inverted(BlockDescentSolver):
     """An adversary: the opposite of what its rows ask for."""
 
-    def stream(self, problems, *, seed=0):
-        return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
+    def solve(self, problem, *, seed=0):
+        return Solution(problem, -super().solve(problem, seed=seed).spins)
 
 
 class Random(BlockDescentSolver):
     """An adversary: noise."""
 
-    def stream(self, problems, *, seed=0):
+    def solve(self, problem, *, seed=0):
         generator = torch.Generator().manual_seed(seed)
-        shapes = [(problem.num_units, problem.num_spins) for problem in problems]
-        return [[torch.randint(2, shape, generator=generator) * 2.0 - 1] for shape in shapes]
+        return Solution(problem, torch.randint(2, problem.H.shape, generator=generator) * 2.0 - 1)
 
 
 def train_among_liars(rank, size, liars):

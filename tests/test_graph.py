@@ -68,7 +68,7 @@ def test_record_holds_the_aggregated_rows(graph):
     start_recording(layer.weight)
     layer(x, edge_index).sum().backward()
     (rows,) = record_of(layer.weight).layers()
-    torch.testing.assert_close(rows.x, adjacency.to_dense() @ x)
+    torch.testing.assert_close(rows.rows.dense(), adjacency.to_dense() @ x)
     torch.testing.assert_close(rows.grad, torch.full((9, 3), 5**-0.5))
 
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler
-from helpers import ONE_BATCH, mnist
+from helpers import ONE_BATCH, mnist, posed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spingrad import (
     QPSBGD,
     BinaryConv2d,
-    BinaryLeastSquares,
     BinaryLinear,
+    BinaryQuadratic,
     binary_parameters,
     real_parameters,
 )
@@ -59,8 +59,8 @@ def layer_problems(data_folder):
             break
         optimizer.step()
     weights = [weight for _, weight in binary_parameters(model)[:2]]
-    problems = [BinaryLeastSquares.from_record(record_of(w).layers()[0], target_rms=1.0) for w in weights]
-    return [BinaryLeastSquares(p.Z, p.V[:, p.V.abs().amax(0) > 0]) for p in problems]
+    problems = [posed(record_of(w).layers()[0]) for w in weights]
+    return [BinaryQuadratic.of(p.rows, p.H[:, ~p.idle], p.offset[~p.idle]) for p in problems]
 
 
 @pytest.mark.parametrize("layer", [0, 1], ids=["784x512", "512x512"])
@@ -77,7 +77,7 @@ def test_wide_mnist_layers_are_solved_within_their_certificate(layer_problems, l
 @pytest.mark.usefixtures("one_thread")
 def test_a_layer_takes_a_ten_thousandth_of_the_time_of_annealing(layer_problems):
     problem = layer_problems[1]
-    unit = BinaryLeastSquares(problem.Z, problem.V[:, :1])
+    unit = problem.units(0, 1)
     annealer = DimodSolver(SimulatedAnnealingSampler(), num_reads=1, num_sweeps=100)
 
     def seconds(solver, problem):

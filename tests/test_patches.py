@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ONE_BATCH
+from helpers import ONE_BATCH, posed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLeastSquares, LayerRecord, binary_parameters
-from spingrad.problem import PatchLeastSquares
+from spingrad import QPSBGD, BinaryConv2d, binary_parameters
 from spingrad.record import record_of
 from spingrad.rows import Patches
 from spingrad.solvers import BlockDescentSolver, ExactSolver
@@ -31,21 +30,43 @@ def test_all_is_as_if_the_images_were_unfolded(kernel, stride, padding, dilation
     images = [torch.randn(size, generator=generator) for size in sizes]
     geometry = kernel, stride, padding, dilation
     expected = torch.cat([rows_of(batch, *geometry) for batch in images])
-    live = torch.rand(len(expected), generator=generator) < 0.5
-    for patches, matrix in (
-        (Patches(images, *geometry), expected),
-        (Patches(images, *geometry).where(live), expected[live]),
-    ):
+    live = (torch.rand(len(expected), generator=generator) < 0.5).nonzero()[:, 0]
+    rows = [Patches([batch], *geometry) for batch in images]
+    sizes = [(own._sizes()[0], len(own)) for own in rows]
+    V = torch.randn(len(expected), 4, generator=generator)
+    grads = [
+        v.unflatten(0, size).permute(0, 3, 1, 2)
+        for v, (size, _) in zip(V.split([count for _, count in sizes]), sizes, strict=True)
+    ]
+    whole, grad = Patches.join(rows, grads)
+    kept = torch.zeros_like(V).index_copy(0, live, V[live])
+    kept_grads = [
+        v.unflatten(0, size).permute(0, 3, 1, 2)
+        for v, (size, _) in zip(kept.split([count for _, count in sizes]), sizes, strict=True)
+    ]
+    cases = [(whole, grad, expected, V)]
+    if len(live):
+        some, some_grad = whole.select(live, Patches.join(rows, kept_grads)[1])
+        cases.append((some, some_grad, expected[live], V[live]))
+    images_peak = max(batch.abs().max() for batch in images)
+    for patches, grad, matrix, V in cases:
         assert patches.shape == matrix.shape
         assert torch.equal(patches.dense(), matrix)
         assert torch.equal(torch.cat(list(patches.blocks(1)), 1), matrix)
         assert torch.equal(torch.cat(list(patches.chunks(10))), matrix)
         torch.testing.assert_close(patches.norm(), matrix.norm())
-        V = torch.randn(len(matrix), 4, generator=generator)
-        torch.testing.assert_close(patches.pulled_back(V), V.T @ matrix, rtol=1e-4, atol=1e-4)
-        if len(matrix):
-            first = next(chunk for chunk in patches.chunks(16 * 4) if len(chunk))
-            assert torch.equal(patches.sample(4), first[:: -(-len(first) // 4)])
+        torch.testing.assert_close(patches.peak(), images_peak)
+        torch.testing.assert_close(patches.pull_back(grad), V.T @ matrix, rtol=1e-4, atol=1e-4)
+        factor, past = torch.rand(4), torch.randn(4, matrix.shape[1])
+        torch.testing.assert_close(
+            patches.pull_back(grad, factor, past, 0.25),
+            0.75 * past + 0.25 * (V * factor).T @ matrix,
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        assert len(patches.sample(4)) <= 4
+        for row in patches.sample(4):
+            assert (matrix == row).all(1).any()
 
 
 def convolution_record(groups=1):
@@ -56,24 +77,23 @@ def convolution_record(groups=1):
     return layer, optimizer, record_of(layer.weight).layers()
 
 
-def test_the_problem_of_a_convolution_is_that_of_its_unfolded_patches():
+def test_the_problem_of_a_convolution_is_that_of_its_unfolded_patches(monkeypatch):
     _, _, (record,) = convolution_record()
-    record.grad[5:40] = 0  # rows that are left out
-    lazy = BinaryLeastSquares.from_record(record, target_rms=1.0)
-    r, n = record.x.shape
-    reach = ((r - 35) / n) ** 0.5  # a linear layer with these rows has no such factor
-    dense = BinaryLeastSquares.from_record(LayerRecord(record.x.dense(), record.grad), target_rms=reach)
-    assert isinstance(lazy, PatchLeastSquares)
-    assert not isinstance(dense, PatchLeastSquares)
-    torch.testing.assert_close(lazy.fields(), dense.fields())
+    record.grad[0, :, :4] = 0  # patches that are left out
+    r, n = record.rows.shape
+    monkeypatch.setattr(Patches, "dense", lambda self: pytest.fail("all patches were unfolded at once"))
+    lazy = posed(record)
+    assert len(lazy.rows) == r - 36
     spins = BlockDescentSolver(block_size=9).solve(lazy).spins
+    compressed = lazy.compressed()
+    monkeypatch.undo()
+    reach = ((r - 36) / n) ** 0.5  # a linear layer with these rows has no such factor
+    dense = posed(record.dense(), target_rms=reach)
+    torch.testing.assert_close(lazy.rows.dense(), dense.rows.dense())
+    torch.testing.assert_close(lazy.H, dense.H)
     assert (spins == BlockDescentSolver(block_size=9).solve(dense).spins).float().mean() > 0.999
-    assert "Z" not in vars(lazy), "the solver unfolded all patches at once"
-    torch.testing.assert_close(lazy.compressed().energy(spins), dense.energy(spins), rtol=1e-4, atol=1e-4)
-    assert "Z" not in vars(lazy), "compression unfolded all patches at once"
-    torch.testing.assert_close(lazy.Z, dense.Z)
-    rest = lazy.driven_by(dense.fields())
-    torch.testing.assert_close(rest.energy(spins), dense.energy(spins) - dense.V.square().sum(0))
+    torch.testing.assert_close(compressed.energy(spins), dense.energy(spins), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lazy.energy(spins), dense.energy(spins))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -83,7 +103,7 @@ def test_a_step_moves_every_weight_of_a_convolution_by_its_spin(groups, memory_f
     layer.weight.data = layer.weight.data.to(memory_format=memory_format)
     before = layer.weight.detach().clone()
     optimizer.step()
-    problems = [BinaryLeastSquares.from_record(record, target_rms=1.0) for record in records]
+    problems = [posed(record) for record in records]
     spins = torch.cat([BlockDescentSolver().solve(problem).spins.T for problem in problems])
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * spins.view_as(before))
 
@@ -110,5 +130,5 @@ def test_batches_of_images_of_different_sizes_accumulate():
     for size in (6, 9):
         model(torch.randn(2, 4, size, size)).square().sum().backward()
     (record,) = record_of(layer.weight).layers()
-    assert record.x.shape == (2 * 16 + 2 * 49, 36)
+    assert record.rows.shape == (2 * 16 + 2 * 49, 36)
     optimizer.step()

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import dense_record, posed, random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spingrad import BinaryLeastSquares, LayerRecord
-from spingrad.problem import jacobian
-from spingrad.scaling import leading, overlap, reachable_target, sampled
+from spingrad import BinaryQuadratic
+from spingrad.rows import DenseRows
+from spingrad.scaling import jacobian, leading, overlap, target_factor, unit_rms
 from spingrad.solvers import ExactSolver
 from spingrad.testing import random_problem
 
@@ -19,17 +20,16 @@ def all_spins(n):
 
 @pytest.mark.parametrize("n", range(1, 11))
 def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
-    problem = random_problem(r=4, n=n, m=2, seed=n, dtype=torch.float64)
-    if n % 2:
-        problem = replace(problem, H=torch.randn(n, 2, generator=torch.manual_seed(n)).double())
+    Z, V = random_target(r=4, n=n, m=2, seed=n, dtype=torch.float64)
+    problem = BinaryQuadratic.least_squares(Z, V)
+    more = torch.randn(n, 2, generator=torch.manual_seed(n)).double() * (n % 2)
+    problem = replace(problem, H=problem.H + more)
     every = all_spins(n)
     for unit in range(2):
-        expected = (problem.V[:, unit] - every @ problem.Z.T).square().sum(1)
-        H = None
-        if n % 2:
-            expected -= 2 * every @ problem.H[:, unit]
-            H = problem.H[:, [unit]].expand(-1, len(every))
-        repeated = BinaryLeastSquares(problem.Z, problem.V[:, [unit]].expand(-1, len(every)), H=H)
+        expected = (V[:, unit] - every @ Z.T).square().sum(1) - 2 * every @ more[:, unit]
+        repeated = BinaryQuadratic.of(
+            problem.rows, problem.H[:, [unit]].expand(-1, len(every)), problem.offset[unit].expand(len(every))
+        )
         torch.testing.assert_close(repeated.energy(every.T), expected)
         h, J, offset = problem.to_ising(unit)
         ising = every @ h + ((every @ J) * every).sum(1) + offset
@@ -43,7 +43,7 @@ def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
 def test_compression_keeps_every_energy(rank):
     problem = random_problem(r=40, n=8, m=3, seed=0, rank=rank)
     small = problem.compressed()
-    assert small.Z.shape == (8, 8)
+    assert small.rows.shape == (8, 8)
     for seed in range(20):
         G = torch.randint(2, (8, 3), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
         torch.testing.assert_close(small.energy(G), problem.energy(G))
@@ -56,7 +56,7 @@ def test_compression_survives_nearly_dependent_patches():
     """Sixteen copies of one image differ by 1e-4: a Cholesky factor would not exist."""
     torch.manual_seed(0)
     Z = torch.randn(2000, 1) + 1e-4 * torch.randn(2000, 16)
-    problem = BinaryLeastSquares(Z, torch.randn(2000, 4))
+    problem = BinaryQuadratic.least_squares(Z, torch.randn(2000, 4))
     G = torch.randint(2, (16, 4)) * 2.0 - 1
     torch.testing.assert_close(problem.compressed().energy(G), problem.energy(G))
 
@@ -67,20 +67,21 @@ def test_the_lower_bound_is_never_above_the_proven_optimum(r):
     solver = ExactSolver()
     for seed in range(28):
         for rank, scale in ((None, 1.0), (2, 1.0), (None, 0.05), (None, 30.0)):
-            problem = random_problem(r, 10, 3, seed=seed, rank=rank, dtype=torch.float64)
-            problem = BinaryLeastSquares(problem.Z, problem.V * scale)
+            Z, V = random_target(r, 10, 3, seed=seed, rank=rank, dtype=torch.float64)
+            problem = BinaryQuadratic.least_squares(Z, V * scale)
             if seed % 3 == 0:
                 H = torch.randn(10, 3, generator=torch.manual_seed(seed), dtype=torch.float64)
-                problem = replace(problem, H=H)
+                problem = replace(problem, H=problem.H + H)
             optimum = problem.energy(solver.solve(problem).spins)
             bound = problem.lower_bound(max_iterations=100)
             assert (bound <= optimum).all()
-            assert problem.H is not None or (bound >= 0).all()
 
 
 def test_the_lower_bound_meets_the_optimum_where_spins_are_independent():
-    problem = BinaryLeastSquares(torch.eye(6), 3 * torch.randn(6, 4, generator=torch.manual_seed(0)).sign())
-    optimum = problem.energy(problem.V.sign()).double()
+    problem = BinaryQuadratic.least_squares(
+        torch.eye(6), 3 * torch.randn(6, 4, generator=torch.manual_seed(0)).sign()
+    )
+    optimum = problem.energy(problem.H.sign()).double()
     bound = problem.lower_bound()
     assert (bound <= optimum).all()
     torch.testing.assert_close(bound, optimum, rtol=1e-9, atol=0)
@@ -88,10 +89,9 @@ def test_the_lower_bound_meets_the_optimum_where_spins_are_independent():
 
 def test_the_lower_bound_of_a_tall_problem_is_rigorous_to_the_last_bit():
     for seed in range(40):
-        problem = random_problem(300, 4, 1, seed=seed, dtype=torch.float64)
-        problem = BinaryLeastSquares(problem.Z, problem.V * 1e6)
-        every = all_spins(4)
-        optimum = (problem.V - problem.Z @ every.T).square().sum(0).min()
+        Z, V = random_target(300, 4, 1, seed=seed, dtype=torch.float64)
+        problem = BinaryQuadratic.least_squares(Z, V * 1e6)
+        optimum = (1e6 * V - Z @ all_spins(4).T).square().sum(0).min()
         assert problem.lower_bound().item() <= optimum
 
 
@@ -110,62 +110,64 @@ def test_the_problem_does_not_know_in_which_units_inputs_and_loss_are_measured(a
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
     grad = torch.randn(7, 3, generator=generator, dtype=torch.float64)
-    one = BinaryLeastSquares.from_record(LayerRecord(x, grad), target_rms=1.0)
-    other = BinaryLeastSquares.from_record(LayerRecord(a * x, b * grad), target_rms=1.0)
-    torch.testing.assert_close(one.Z, other.Z)
-    torch.testing.assert_close(one.V, other.V)
+    one, other = posed(dense_record(x, grad)), posed(dense_record(a * x, b * grad))
+    torch.testing.assert_close(one.rows.dense(), other.rows.dense())
+    torch.testing.assert_close(one.H, other.H)
+    torch.testing.assert_close(one.offset, other.offset)
 
 
 def test_uniform_rows_reach_one_and_published_rows_are_the_normalised_jacobian():
     x = torch.tensor([[1.0, -1.0, 1.0, 1.0]])
-    assert (jacobian(x, "uniform") @ x.T).item() == pytest.approx(1)
+    assert (jacobian(DenseRows(x), "uniform") @ x.T).item() == pytest.approx(1)
     x = torch.randn(6, 4, generator=torch.manual_seed(0))
     expected = torch.stack([row / row.norm() ** 2 for row in x])
-    torch.testing.assert_close(jacobian(x, "normalized"), expected)
+    torch.testing.assert_close(jacobian(DenseRows(x), "normalized").dense(), expected)
     with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
-        jacobian(x, "equal")
+        jacobian(DenseRows(x), "equal")
 
 
 def test_targets_have_the_asked_root_mean_square_and_zero_stays_zero():
     scales = torch.tensor([1.0, 1e-5, 1e-3, 0.0])
     grad = torch.randn(50, 4, generator=torch.manual_seed(0)) * scales
     for small in (1.0, 1e-25):  # the squares of the second underflow
-        rms = reachable_target(grad * small, 0.7).square().mean(0).sqrt()
-        torch.testing.assert_close(rms, torch.tensor([0.7, 0.7, 0.7, 0.0]))
-    assert reachable_target(grad, None) is grad
-    assert torch.equal(reachable_target(torch.zeros(3, 2), 1.0), torch.zeros(3, 2))
+        problem = posed(dense_record(torch.randn(50, 6), grad * small), target_rms=0.7)
+        torch.testing.assert_close((problem.offset / 50).sqrt(), torch.tensor([0.7, 0.7, 0.7, 0.0]))
+        assert problem.idle.tolist() == [False, False, False, True]
+    nothing = posed(dense_record(torch.randn(3, 4), torch.zeros(3, 2)))
+    assert not nothing.H.any()
+    assert nothing.idle.all()
 
 
 def test_the_rounding_error_of_a_zero_is_no_target():
     x, weight = torch.randn(20, 3), torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]], requires_grad=True)
     hidden = x.clone().requires_grad_()
     torch.nn.functional.cross_entropy(hidden @ weight, torch.arange(20) % 2).backward()
-    target = reachable_target(hidden.grad, 1.0)  # the second unit says the same to both classes
-    assert torch.equal(target[:, 1], torch.zeros(20))
-    torch.testing.assert_close(target[:, [0, 2]].square().mean(0), torch.ones(2))
+    rms = unit_rms(hidden.grad, 20)
+    factor = target_factor(rms, 1.0)  # the second unit says the same to both classes
+    assert factor[1] == 0
+    torch.testing.assert_close((rms * factor)[[0, 2]], torch.ones(2))
 
 
-def test_rows_without_a_gradient_are_left_out_of_uniform_problems_alone():
+def test_rows_without_a_gradient_are_left_out_of_uniform_problems_only():
     x, grad = torch.randn(4, 3), torch.randn(4, 2)
     grad[1] = 0
-    record = LayerRecord(x, grad)
-    assert len(BinaryLeastSquares.from_record(record).Z) == 3
-    assert len(BinaryLeastSquares.from_record(record, rows="normalized").Z) == 4
+    assert len(posed(dense_record(x, grad)).rows) == 3
+    assert len(posed(dense_record(x, grad), rows="normalized").rows) == 4
 
 
 def test_wrong_shapes_are_explained():
     with pytest.raises(ValueError, match=r"equally many rows, got shapes \(3, 2\) and \(4, 1\)"):
-        BinaryLeastSquares(torch.zeros(3, 2), torch.zeros(4, 1))
+        BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
 
 
 def test_the_target_follows_what_rows_have_in_common():
     torch.manual_seed(0)
     alone, grad = torch.randn(50, 4000), torch.randn(50, 3)
     alike = torch.randn(4000) + 0.01 * alone
-    targets = [
-        BinaryLeastSquares.from_record(LayerRecord(x, grad), target_rms="auto").V for x in (alone, alike)
+    rms = [
+        float((posed(dense_record(x, grad), target_rms="auto").offset / 50).mean().sqrt())
+        for x in (alone, alike)
     ]
-    rms = [float(V.square().mean().sqrt()) for V in targets]
     assert rms[0] == pytest.approx(0.35, rel=0.02)
     assert rms[1] == pytest.approx(0.35 * 50**0.5, rel=0.02)
 
@@ -173,11 +175,11 @@ def test_the_target_follows_what_rows_have_in_common():
 def test_some_rows_stand_for_all():
     torch.manual_seed(0)
     x = torch.randn(5000, 6) @ torch.randn(6, 30)
-    rows, gram = sampled(x)
+    rows, gram = DenseRows(x).sketch
     assert len(rows) <= 128
     assert torch.equal(gram, rows @ rows.T)
     everything = x @ x.T
-    assert overlap(gram, 5000) == pytest.approx(overlap(everything, 5000), rel=0.2)
+    assert float(overlap(gram, 5000)) == pytest.approx(float(overlap(everything, 5000)), rel=0.2)
     few = leading(rows, gram, 6)
     torch.testing.assert_close(few.T @ few, rows.T @ rows, rtol=1e-3, atol=1e-2 * float(gram.abs().max()))
     assert len(leading(rows, gram, 2)) == 2

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import dimod
 import numpy as np
@@ -231,7 +232,7 @@ def test_512_inputs_on_a_full_chip_come_within_five_per_cent_of_descent(sapi_env
 
 def test_momentum_and_double_precision_reach_the_chip(solver):
     problem = random_problem(8, 6, 2, 3, dtype=torch.float64)
-    problem = type(problem)(problem.Z, 0.1 * problem.V, H=torch.randn(6, 2, dtype=torch.float64))
+    problem = replace(problem, H=0.1 * problem.H + torch.randn(6, 2, dtype=torch.float64))
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
 
 

@@ -1,15 +1,18 @@
 import itertools
+from dataclasses import replace
 from types import MappingProxyType
 
 import dimod
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
+from helpers import random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spingrad import BinaryLeastSquares, Bits
+from spingrad import BinaryQuadratic, Bits
 from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.rows import DenseRows
 from spingrad.solvers import (
     BlockDescentSolver,
     DimodSolver,
@@ -44,21 +47,20 @@ class Broken(Solver):
         self.breaks = breaks
 
     def solve(self, problem, *, seed=0):
-        spins = SignSolver().solve(problem).spins
-        energy = problem.energy(spins)
-        return self.breaks(problem, spins, energy)
+        return self.breaks(problem, SignSolver().solve(problem).spins)
 
 
 @pytest.mark.parametrize(
     ("breaks", "message"),
     [
-        (lambda p, s, e: Solution(s.T, e), "spins have shape"),
-        (lambda p, s, e: Solution(s.half(), e), "spins are torch.float16"),
-        (lambda p, s, e: Solution((s + 1) / 2, e), "other than -1 and"),
-        (lambda p, s, e: Solution(s, e + 1), "energy is not that of the spins"),
-        (lambda p, s, e: Solution(-s, p.energy(-s)), "orthonormal Z"),
-        (lambda p, s, e: (torch.rand(1), Solution(s, e))[1], "global generator"),
-        (lambda p, s, e: (p.V.neg_(), Solution(s, p.energy(s)))[1], "changed V"),
+        (lambda p, s: Solution(p, s.T), "spins have shape"),
+        (lambda p, s: Solution(p, s.half()), "spins are torch.float16"),
+        (lambda p, s: Solution(p, (s + 1) / 2), "other than -1 and"),
+        (lambda p, s: Solution(replace(p, offset=p.offset + 1), s), "energy is not that of the spins"),
+        (lambda p, s: Solution(p, -s), "orthonormal rows"),
+        (lambda p, s: (torch.rand(1), Solution(p, s))[1], "global generator"),
+        (lambda p, s: (p.H.neg_(), Solution(p, s))[1], "changed H"),
+        (lambda p, s: (p.rows.data.neg_(), Solution(p, s))[1], "changed the rows"),
     ],
 )
 def test_the_contract_catches_a_broken_solver(breaks, message):
@@ -89,8 +91,10 @@ def test_the_contract_respects_a_solvers_limit(max_spins):
 
 def brute_force(problem):
     every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=problem.num_spins)), dtype=torch.float64)
-    outputs = every @ problem.Z.double().T  # (2^n, r)
-    return torch.stack([(outputs - v).square().sum(1).min() for v in problem.V.double().T])
+    outputs = (every @ problem.rows.dense().double().T).square().sum(1)  # (2^n,)
+    fields = problem.H.double().T
+    lowest = torch.stack([(outputs - 2 * every @ h).min() for h in fields])
+    return lowest + problem.offset.double()
 
 
 @pytest.mark.parametrize("chunk", range(4))
@@ -123,19 +127,14 @@ def test_exact_equals_brute_force_where_couplings_are_parallel(kind, driven):
     for seed in range(6):
         torch.manual_seed(seed)
         x = PARALLEL[kind](torch.rand(9, 14, dtype=torch.float64))
-        H = None
-        if driven:  # by fields of the same proportions, or of others
+        H = torch.zeros(x.shape[1], 2).double()
+        if driven:  # by more fields, of the same proportions or of others
             H = x.T @ torch.randn(len(x), 2).double() if seed % 2 else torch.randn(x.shape[1], 2).double()
-        problem = BinaryLeastSquares(x / 8, (0.3 + seed) * torch.randn(len(x), 2).double(), H=H)
+        problem = BinaryQuadratic.least_squares(x / 8, (0.3 + seed) * torch.randn(len(x), 2).double())
+        problem = replace(problem, H=problem.H + H)
         solution = ExactSolver().solve(problem)
         assert solution.info["proved"].all()
-        every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=x.shape[1]))).double().T
-        expected = [
-            BinaryLeastSquares(problem.Z, problem.V[:, [j]], H=None if H is None else H[:, [j]])
-            .energy(every).min()
-            for j in range(2)
-        ]  # fmt: skip
-        torch.testing.assert_close(solution.energy, torch.stack(expected), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(solution.energy, brute_force(problem), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="needs the extra fast")
@@ -145,7 +144,7 @@ def test_exact_proves_weights_of_several_bits(bits):
     for seed in range(3):
         torch.manual_seed(seed)
         x = torch.rand(40, 16, dtype=torch.float64)
-        problem = BinaryLeastSquares(Bits(bits)(x) / (16 * bits), torch.randn(40, 2).double())
+        problem = BinaryQuadratic.least_squares(Bits(bits)(x) / (16 * bits), torch.randn(40, 2).double())
         assert ExactSolver().solve(problem).info["proved"].all()
 
 
@@ -162,11 +161,12 @@ def test_exact_proves_sixty_spins_with_noise_targets_within_a_second(r):
 
 def test_inputs_that_are_always_zero_cost_the_decoder_nothing():
     problem = random_problem(14, 14, 1, seed=0, dtype=torch.float64)
-    padded = BinaryLeastSquares(torch.cat([torch.zeros(14, 30).double(), problem.Z], 1), problem.V)
+    rows = DenseRows(torch.cat([torch.zeros(14, 30).double(), problem.rows.dense()], 1))
+    padded = BinaryQuadratic.of(rows, torch.cat([torch.zeros(30, 1).double(), problem.H]), problem.offset)
     alone, among = ExactSolver().solve(problem), ExactSolver().solve(padded)
     assert torch.equal(among.spins[30:], alone.spins)
     assert torch.equal(among.info["nodes"], alone.info["nodes"])
-    nothing = BinaryLeastSquares(torch.zeros(3, 20), torch.randn(3, 2))
+    nothing = BinaryQuadratic.least_squares(torch.zeros(3, 20), torch.randn(3, 2))
     assert ExactSolver().solve(nothing).info["proved"].all()
 
 
@@ -196,22 +196,21 @@ def plain_descent(Z, v, h, num_sweeps):
 @pytest.mark.parametrize(("r", "n", "m"), [(5, 8, 3), (30, 17, 4), (12, 65, 2), (40, 100, 3)])
 @pytest.mark.parametrize("num_sweeps", [1, 2, 4])
 def test_descent_is_the_plain_loop(backend, r, n, m, num_sweeps):
-    problem = random_problem(r, n, m, seed=n, dtype=torch.float64)
-    H = torch.zeros(n, m) if n == 17 else torch.randn(n, m, generator=torch.manual_seed(0))
-    problem = BinaryLeastSquares(problem.Z, problem.V, H=H.double())
+    Z, V = random_target(r, n, m, seed=n, dtype=torch.float64)
+    H = (torch.zeros(n, m) if n == 17 else torch.randn(n, m, generator=torch.manual_seed(0))).double()
+    problem = BinaryQuadratic.of(DenseRows(Z), Z.T @ V + H)
     solver = BlockDescentSolver(num_sweeps=num_sweeps, num_reads=1, block_size=1, backend=backend)
-    expected = torch.stack(
-        [plain_descent(problem.Z, v, h, num_sweeps) for v, h in zip(problem.V.T, problem.H.T, strict=True)], 1
-    )
+    expected = torch.stack([plain_descent(Z, v, h, num_sweeps) for v, h in zip(V.T, H.T, strict=True)], 1)
     assert torch.equal(solver.solve(problem).spins, expected)
-    single = BinaryLeastSquares(problem.Z.float(), problem.V.float(), H=problem.H.float())
+    single = BinaryQuadratic.of(DenseRows(Z.float()), problem.H.float())
     assert (solver.solve(single).spins == expected).double().mean() > 0.99
 
 
 def test_error_feedback_is_the_plain_loop_over_blocks():
-    problem = random_problem(12, 50, 3, seed=0, dtype=torch.float64)
-    residual, expected = problem.V.clone(), []
-    for z in problem.Z.split(16, 1):
+    Z, V = random_target(12, 50, 3, seed=0, dtype=torch.float64)
+    problem = BinaryQuadratic.least_squares(Z, V)
+    residual, expected = V.clone(), []
+    for z in Z.split(16, 1):
         expected.append(torch.where(z.T @ residual >= 0, 1.0, -1.0).double())
         residual -= z @ expected[-1]
     solution = BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=16).solve(problem)
@@ -253,18 +252,18 @@ def test_tall_problems_give_the_same_spins_with_and_without_compression():
 @given(st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_orthonormal_z_reduces_to_the_sign_of_the_gradient(seed):
-    problem = random_problem(9, 9, 4, seed=seed, dtype=torch.float64)
-    Q, _ = torch.linalg.qr(problem.Z)
-    rotated = BinaryLeastSquares(Q, problem.V)
-    expected = torch.where(Q.T @ problem.V >= 0, 1.0, -1.0).double()
+    Z, V = random_target(9, 9, 4, seed=seed, dtype=torch.float64)
+    Q, _ = torch.linalg.qr(Z)
+    rotated = BinaryQuadratic.least_squares(Q, V)
+    expected = torch.where(Q.T @ V >= 0, 1.0, -1.0).double()
     for solver in (SignSolver(), BlockDescentSolver(), ExactSolver()):
         assert torch.equal(solver.solve(rotated).spins, expected)
 
 
 def test_a_target_far_out_of_reach_gives_the_sign_of_the_fields_bit_for_bit():
-    problem = random_problem(100, 300, 200, seed=0)
-    far = BinaryLeastSquares(problem.Z, problem.V * 1e9)
-    expected = SignSolver().solve(problem).spins
+    Z, V = random_target(100, 300, 200, seed=0)
+    far = BinaryQuadratic.least_squares(Z, V * 1e9)
+    expected = SignSolver().solve(far).spins
     for solver in (BlockDescentSolver(), BlockDescentSolver(num_sweeps=3)):
         assert torch.equal(solver.solve(far).spins, expected)
 
@@ -327,15 +326,13 @@ def test_derived_seeds_differ_by_place_and_never_change():
 def test_few_rows_are_fed_back_spin_by_spin(m, n, k, threads):
     torch.manual_seed(0)
     Z, H = torch.randn(k, n) / n, torch.randn(n, m)
-    problem = BinaryLeastSquares(Z, torch.zeros(k, m), H=H)
+    problem = BinaryQuadratic.of(DenseRows(Z), H)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         spins = BlockDescentSolver(num_sweeps=1, num_reads=1).solve(problem).spins
-        (streamed,) = BlockDescentSolver(num_sweeps=1, num_reads=1).stream([problem])[0]
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(spins, streamed.T)
     residual = torch.zeros(k, m, dtype=torch.float64)
     for z, h, g in zip(Z.double().T, H.double(), spins.double(), strict=True):
         field = h - z @ residual

@@ -12,8 +12,8 @@ from spingrad.nn import (
     sign,
 )
 from spingrad.optim import QPSBGD
-from spingrad.problem import BinaryLeastSquares
-from spingrad.record import LayerRecord, start_recording, stop_recording
+from spingrad.problem import BinaryQuadratic
+from spingrad.record import LayerRecord, record_of, start_recording, stop_recording
 
 __version__ = "0.1.0"
 
@@ -21,14 +21,15 @@ __all__ = [
     "QPSBGD",
     "BinaryConv2d",
     "BinaryLayer",
-    "BinaryLeastSquares",
     "BinaryLinear",
+    "BinaryQuadratic",
     "Bits",
     "Gain",
     "LayerRecord",
     "Sign",
     "binary_parameters",
     "real_parameters",
+    "record_of",
     "sign",
     "start_recording",
     "stop_recording",

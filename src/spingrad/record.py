@@ -1,92 +1,273 @@
-"""The record: what a layer saw in the backward pass, as two matrices."""
+"""The record: a layer's inputs and output gradients, left on its weight by a backward pass."""
 
-from collections.abc import Callable, Iterable
+import itertools
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from spingrad.rows import Patches
+from spingrad.rows import DenseRows, Rows, peak_of, to_rows
 
-ToRows = Callable[[Tensor, Tensor], Iterable[tuple[Tensor | Patches, Tensor]]]
+NOBODY = -1
+_keys = itertools.count()
+_records: weakref.WeakValueDictionary[int, "Record"] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerRecord:
-    """A layer's input and the gradient at its output, one row per sample, patch or node.
+    """A layer's inputs as rows, and the gradient of the loss by its linear output.
 
     Nothing downstream knows which kind of layer it serves.
 
     Args:
-        x: Inputs, shape ``(r, n)``; a convolution's are not unfolded yet.
-        grad: Gradient of the loss by the layer's linear output, shape ``(r, m)``.
+        rows: Inputs, one row per sample, patch or node.
+        grad: Gradient, shape ``(N, m)``, or ``(N, m, height, width)`` for a convolution: units are in
+            dimension 1, and all other dimensions together count the rows.
     """
 
-    x: Tensor | Patches
+    rows: Rows
     grad: Tensor
 
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.grad):
-            raise ValueError(f"x and grad need equally many rows, got {len(self.x)} and {len(self.grad)}")
+    def check(self) -> tuple[Tensor, Tensor]:
+        """What the host needs to know of a record, and which rows have a gradient.
 
-    def is_finite(self) -> bool:
-        # One pass and no mask: a sum is finite unless an entry is not (or the entries near overflow).
-        return bool(torch.isfinite(self.x.sum() + self.grad.sum()))
+        Returns:
+            The entries of a :class:`Check`, shape ``(3,)``, and a mask of the rows with a gradient, shape
+            ``(r,)``. Nothing is read back to the host.
+        """
+        if not self.grad.numel():
+            return torch.tensor([1, 0, 0], device=self.grad.device), self.grad.new_zeros(0, dtype=torch.bool)
+        peaks = torch.linalg.vector_norm(self.grad, float("inf"), dim=1).flatten()
+        live, peak = peaks > 0, peaks.max()
+        finite = torch.isfinite(peak) & torch.isfinite(self.rows.peak())
+        return torch.stack([finite.long(), live.sum(), (peak < _tiny(peak.dtype)).long()]), live
+
+    def only(self, live: Tensor, count: int) -> "LayerRecord":
+        """The record of the ``count`` rows that have a gradient, if enough have none to be worth dropping.
+
+        Nodes outside a training set would otherwise hold back every step towards their zero target.
+        """
+        if not 0 < count < self.rows.drop_below * len(self.rows):
+            return self
+        index = live.argsort(descending=True, stable=True)[:count]  # of known length: no read back
+        return LayerRecord(*self.rows.select(index, self.grad))
+
+    def dense(self) -> "LayerRecord":
+        """The same record with its rows and its gradient as matrices, ``(r, n)`` and ``(r, m)``."""
+        return LayerRecord(DenseRows(self.rows.dense()), self.grad.transpose(0, 1).flatten(1).T)
+
+    def rescaled(self) -> "LayerRecord":
+        """The gradient divided by its largest entry, so that its squares do not underflow."""
+        peak = peak_of(self.grad)
+        return LayerRecord(self.rows, self.grad / torch.where(peak > 0, peak, torch.ones_like(peak)))
+
+
+class Check(NamedTuple):
+    """What a step has to know of a record before it computes anything.
+
+    Args:
+        finite: Whether all inputs and gradients are finite.
+        live: Number of rows with a gradient.
+        tiny: Whether squares of the gradient may underflow.
+    """
+
+    finite: bool
+    live: int
+    tiny: bool
+
+
+def checks(records: Sequence[LayerRecord]) -> list[tuple[Check, Tensor]]:
+    """The checks of all records and their masks; one tensor is read back to the host for all together."""
+    found = [record.check() for record in records]
+    numbers = torch.stack([own.to(found[0][0].device) for own, _ in found]).tolist()
+    return [
+        (Check(bool(finite), live, bool(tiny)), mask)
+        for (finite, live, tiny), (_, mask) in zip(numbers, found, strict=True)
+    ]
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).tiny ** 0.4)
 
 
 class Pass(NamedTuple):
-    """Raw tensors of one backward pass. Patches are unfolded late: they are k² times the image."""
+    """The raw tensors of one use of a weight in a backward pass, and how they become rows."""
 
     x: Tensor
+    version: int
     grad: Tensor
-    to_rows: ToRows
+    geometry: tuple[int, ...]
 
 
 class Record:
-    """The backward passes of one weight since its last step, kept beside ``weight.grad``.
+    """The backward passes of one weight since its last step.
 
-    A layer in training mode adds to it whenever its weight has one. Passes of gradient accumulation, or
-    of a weight used twice, add up as more rows.
+    It holds exactly what torch accumulated into ``weight.grad``: a pass counts when torch accumulates a
+    gradient into the weight, and ``weight.grad = None`` (``model.zero_grad()``) clears it. Passes of
+    gradient accumulation, or of a weight used twice, add up as more rows.
+
+    Args:
+        weight: The latent weight.
+        keep_grad: Compute ``weight.grad`` too. Otherwise ``weight.grad`` is a tensor of zeros that only
+            marks that there is a record.
     """
 
-    def __init__(self, keep_grad: bool = False) -> None:
-        self.passes: list[Pass] = []
+    def __init__(self, weight: Tensor, keep_grad: bool = False) -> None:
         self.keep_grad = keep_grad
+        self.key = next(_keys)
+        _records[self.key] = self
+        self._weight = weakref.ref(weight)
+        self._passes: list[Pass] = []
+        self._pending: tuple[int, list[Pass]] = (-1, [])  # of a backward pass that is under way
+        self._hook = weight.register_post_accumulate_grad_hook(self._commit)
 
-    def add(self, x: Tensor, grad: Tensor, to_rows: ToRows) -> None:
-        self.passes.append(Pass(x, grad, to_rows))
+    def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> None:
+        """Keep a pass until torch accumulates into the weight; forget it if torch never does."""
+        if self._cleared():
+            self._passes.clear()
+        task = torch._C._current_graph_task_id()
+        if self._pending[0] != task:
+            self._pending = (task, [])
+        self._pending[1].append(Pass(x, x._version, grad, geometry))
+
+    def _commit(self, weight: Tensor) -> None:
+        task, passes = self._pending
+        self._pending = (-1, [])
+        if task == torch._C._current_graph_task_id():
+            self._passes += passes
+            if type(weight.grad) is Tensor:
+                weight.grad = weight.grad.as_subclass(_Mark)
+                weight.grad.record = weakref.ref(self)  # type: ignore[attr-defined]
+
+    def _cleared(self) -> bool:
+        weight = self._weight()
+        return weight is None or weight.grad is None
 
     def clear(self) -> None:
-        self.passes.clear()
+        self._passes.clear()
+        self._pending = (-1, [])
+
+    def consume(self) -> None:
+        """Forget what a step has used; the mark goes too."""
+        self.clear()
+        weight = self._weight()
+        if weight is not None and not self.keep_grad:
+            weight.grad = None
+
+    def remove(self) -> None:
+        """Stop recording."""
+        self._hook.remove()
+        self.consume()
 
     def layers(self) -> list[LayerRecord]:
-        """One :class:`LayerRecord` for each group of channels (one in all but grouped layers)."""
-        groups = zip(*(p.to_rows(p.x, p.grad) for p in self.passes), strict=True)
-        pairs = (zip(*group, strict=True) for group in groups)
-        return [LayerRecord(_join(x), _join(grad)) for x, grad in pairs]
+        """One :class:`LayerRecord` per group of channels (one in all but grouped layers)."""
+        if self._cleared():
+            self._passes.clear()
+        for x, version, _, _ in self._passes:
+            if x._version != version:
+                raise RuntimeError(
+                    "an input of a binary layer was modified by an in-place operation between backward() and "
+                    f"step(): its shape is {tuple(x.shape)}, it is at version {x._version}, expected version "
+                    f"{version}. The step needs the input as it was; use an out-of-place operation"
+                )
+        groups = zip(*(to_rows(p.x, p.grad, p.geometry) for p in self._passes), strict=True)
+        return [_joined(group) for group in groups]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_record, ()  # a weight that is loaded or sent elsewhere records for nobody
 
 
-def _join(rows: tuple[Any, ...]) -> Any:  # of tensors, or of patches
-    cat = Patches.cat if isinstance(rows[0], Patches) else torch.cat
-    joined = rows[0] if len(rows) == 1 else cat(rows)
-    return joined if joined.dtype == torch.float64 else joined.float()
+def _no_record() -> None:
+    return None
+
+
+def _joined(parts: Sequence[tuple[Rows, Tensor]]) -> LayerRecord:
+    """Several passes as one, in single precision at least."""
+    rows, grads = zip(*parts, strict=True)
+    dtype = torch.promote_types(torch.promote_types(rows[0].dtype, grads[0].dtype), torch.float32)
+    return LayerRecord(*rows[0].join([own.to(dtype) for own in rows], [grad.to(dtype) for grad in grads]))
+
+
+class _Mark(Tensor):
+    """``weight.grad`` of a weight with a record: setting it to zero in place clears the record too."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def zero_(self) -> Tensor:
+        record = getattr(self, "record", lambda: None)()
+        if record is not None:
+            record.clear()
+        return super().zero_()
+
+
+class _Note(torch.autograd.Function):
+    """The identity on a layer's output, whose backward pass notes the layer's input and output gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> Tensor:
+        ctx.save_for_backward(x)  # so torch checks that nobody changes it in place before the backward pass
+        ctx.key, ctx.geometry, ctx.shape, ctx.dtype = key, geometry, weight.shape, weight.dtype
+        return out.view_as(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.key == NOBODY:
+            return grad, None, None, None, None
+        (x,) = ctx.saved_tensors
+        take = _take_op if torch.compiler.is_compiling() else _take
+        mark = take(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
+        return grad, None, mark, None, None
+
+
+def _take(
+    x: Tensor, grad: Tensor, key: int, geometry: list[int], shape: list[int], dtype: torch.dtype
+) -> Tensor:
+    """Note a pass. The zeros are for the weight: torch accumulates them if it accumulates at all."""
+    if (record := _records.get(key)) is not None:
+        record.note(x.detach(), grad, tuple(geometry))
+    return torch.zeros(shape, dtype=dtype, device=grad.device)
+
+
+_take_op = torch.library.custom_op("spingrad::take", _take, mutates_args=())  # a graph cannot hold a record
+_take_op.register_fake(lambda x, grad, key, geometry, shape, dtype: grad.new_empty(shape, dtype=dtype))
+
+
+def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], training: bool) -> Tensor:
+    """A layer's output, which leaves ``(x, grad)`` on the weight in the backward pass if the weight records.
+
+    Recording happens in the graph and not in module hooks, which trainers and wrappers lose. A layer that is
+    not in training mode leaves nothing; its output depends on the weight all the same.
+    """
+    record = record_of(weight)
+    if record is None or not torch.is_grad_enabled():
+        return out
+    key = record.key if training else NOBODY
+    product: Tensor = _Note.apply(out, x, weight, key, geometry)  # type: ignore[no-untyped-call]
+    return product
 
 
 def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
     """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked."""
     stop_recording(weight)
-    record = Record(keep_grad)
+    record = Record(weight, keep_grad)
     weight.record = record  # type: ignore[attr-defined]
     return record
 
 
 def stop_recording(weight: Tensor) -> None:
     """Return ``weight`` to binary passes and ordinary gradients, as any torch optimizer expects them."""
+    if (record := record_of(weight)) is not None:
+        record.remove()
     for mark in ("record", "relaxed"):
         if hasattr(weight, mark):
             delattr(weight, mark)
 
 
 def record_of(weight: Tensor) -> Record | None:
+    """The record on a weight, or ``None`` if it does not record."""
     return getattr(weight, "record", None)

@@ -1,24 +1,210 @@
-"""The patches of images as the rows of a matrix that need not be held whole: it is k² times the images."""
+"""The rows of a layer's inputs: a dense matrix, or patches of images that are unfolded only in parts."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 Pair = tuple[int, int]
+SAMPLE = 128  # rows in a sketch
 
 
-@dataclass(frozen=True)
-class Patches:
-    """What a convolution sees: one row for each patch, one column for each channel and place in it.
+class Rows(ABC):
+    """A matrix ``Z`` of shape ``(r, n)``, one row per sample, patch or node.
+
+    Everything after a layer asks for a few products with this matrix and never for its kind. A dense matrix
+    computes them as they stand; the matrix of a convolution is k² times its images, so its products are
+    computed without unfolding it, or in parts.
+    """
+
+    drop_below: ClassVar[float] = 1.0
+    """Rows without a gradient are dropped if less than this share of the rows has one."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> Pair: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype) -> "Rows":
+        """The same rows in another dtype."""
+
+    @abstractmethod
+    def peak(self) -> Tensor:
+        """The largest magnitude of an entry; not finite if any entry is not."""
+
+    @abstractmethod
+    def norm(self) -> Tensor:
+        """The Frobenius norm."""
+
+    @abstractmethod
+    def __truediv__(self, divisor: Tensor) -> "Rows": ...
+
+    @abstractmethod
+    def select(self, index: Tensor, grad: Tensor) -> tuple["Rows", Tensor]:
+        """These rows and their output gradients alone; all other rows have a gradient of zero."""
+
+    @abstractmethod
+    def pull_back(
+        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+    ) -> Tensor:  # -> (m, n)
+        """``VᵀZ`` with ``V`` the gradient times a factor per unit, averaged with an earlier one if given.
+
+        Args:
+            grad: As in :class:`~spingrad.record.LayerRecord`, shape ``(N, m)`` or ``(N, m, height, width)``.
+            factor: Factor of each unit's gradient, shape ``(m,)``.
+            past: Earlier average, shape ``(m, n)``; the result is ``(1 - weight) · past + weight · VᵀZ``.
+            weight: Weight of the new product.
+        """
+
+    @abstractmethod
+    def sample(self, count: int) -> Tensor:  # (at most count, n)
+        """Some of the rows, as they are."""
+
+    @abstractmethod
+    def blocks(self, size: int) -> Iterator[Tensor]:  # (r, b) each
+        """All rows, about ``size`` columns at a time."""
+
+    @abstractmethod
+    def chunks(self, size: int) -> Iterator[Tensor]:  # (about size, n) each
+        """All columns, about ``size`` rows at a time."""
+
+    @abstractmethod
+    def dense(self) -> Tensor: ...  # (r, n)
+
+    @staticmethod
+    @abstractmethod
+    def join(rows: Sequence[Any], grads: Sequence[Tensor]) -> tuple["Rows", Tensor]:
+        """The rows and output gradients of several backward passes as those of one."""
+
+    @property
+    @abstractmethod
+    def data(self) -> Tensor:
+        """The tensor behind the rows: the matrix itself, or the images."""
+
+    @abstractmethod
+    def with_data(self, data: Tensor) -> "Rows":
+        """Rows of the same kind over other samples or images."""
+
+    @property
+    def fixed_target_factor(self) -> float:
+        """By how much a given ``target_rms`` is raised for rows of this kind."""
+        return 1.0
+
+    @cached_property
+    def sketch(self) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
+        """A sample of the rows, rescaled so that its Gram matrix is near ``ZᵀZ``, and its inner products."""
+        rows = self.sample(SAMPLE)
+        if len(rows) != len(self):
+            rows = rows * (len(self) / len(rows)) ** 0.5
+        return rows, rows @ rows.T
+
+    def gram(self) -> Tensor:  # (n, n)
+        """``ZᵀZ``."""
+        Z = self.dense()
+        return Z.T @ Z
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __matmul__(self, G: Tensor) -> Tensor:  # (n, m) -> (r, m)
+        return self.dense() @ G
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRows(Rows):
+    """A matrix that is held whole.
 
     Args:
-        images: Batches of images, shape ``(N, C, H, W)`` each; accumulated batches need not be of one size.
-        kernel_size: As in :class:`torch.nn.Conv2d`, like the three that follow.
-        live: A mask of the rows that count, or ``None`` for all.
+        matrix: Shape ``(r, n)``.
+    """
+
+    matrix: Tensor
+
+    @property
+    def shape(self) -> Pair:
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    def to(self, dtype: torch.dtype) -> "DenseRows":
+        return DenseRows(self.matrix.to(dtype))
+
+    def peak(self) -> Tensor:
+        return peak_of(self.matrix)
+
+    def norm(self) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(self.matrix)
+        return norm
+
+    def __truediv__(self, divisor: Tensor) -> "DenseRows":
+        return DenseRows(self.matrix / divisor)
+
+    def select(self, index: Tensor, grad: Tensor) -> tuple["DenseRows", Tensor]:
+        return DenseRows(self.matrix[index]), grad[index]
+
+    def pull_back(
+        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+    ) -> Tensor:
+        V = grad if factor is None else grad * factor
+        if past is None:
+            return V.T @ self.matrix
+        return torch.addmm(past, V.T, self.matrix, beta=1 - weight, alpha=weight)
+
+    def sample(self, count: int) -> Tensor:
+        return self.matrix[:: max(1, -(-len(self.matrix) // count))]
+
+    def blocks(self, size: int) -> Iterator[Tensor]:
+        yield from self.matrix.split(size, dim=1)
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        yield from self.matrix.split(size)
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    @staticmethod
+    def join(rows: Sequence["DenseRows"], grads: Sequence[Tensor]) -> tuple["DenseRows", Tensor]:
+        if len(rows) == 1:
+            return rows[0], grads[0]
+        return DenseRows(torch.cat([own.matrix for own in rows])), torch.cat([*grads])
+
+    @property
+    def data(self) -> Tensor:
+        return self.matrix
+
+    def with_data(self, data: Tensor) -> "DenseRows":
+        return DenseRows(data)
+
+
+@dataclass(frozen=True, eq=False)
+class Patches(Rows):
+    """The patches of images, one row per patch, one column per channel and place in the patch.
+
+    Args:
+        images: Batches of images, shape ``(N, C, H, W)`` each. Accumulated batches may differ in size.
+        kernel_size: As in :class:`torch.nn.Conv2d`, like the three arguments that follow.
+        index: The patches that are kept, in rising order; ``None`` keeps all.
 
     Example:
         >>> Patches([torch.arange(9.0).view(1, 1, 3, 3)], (2, 2)).dense()
@@ -28,74 +214,130 @@ class Patches:
                 [4., 5., 7., 8.]])
     """
 
+    drop_below: ClassVar[float] = 0.9  # dropping only a few patches costs more time than it saves
+
     images: Sequence[Tensor]
     kernel_size: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
-    live: Tensor | None = None
-
-    @staticmethod
-    def cat(parts: Sequence["Patches"]) -> "Patches":
-        return replace(parts[0], images=[image for part in parts for image in part.images])
-
-    def __len__(self) -> int:
-        if self.live is not None:
-            return int(self.live.sum())
-        return sum(len(images) * h * w for images in self.images for h, w in [self._output_size(images)])
+    index: Tensor | None = None
 
     @property
     def shape(self) -> Pair:
-        return len(self), self.images[0].shape[1] * self.kernel_size[0] * self.kernel_size[1]
+        rows = sum(math.prod(size) for size in self._sizes()) if self.index is None else len(self.index)
+        return rows, self.images[0].shape[1] * math.prod(self.kernel_size)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.images[0].dtype
 
-    def float(self) -> "Patches":
-        return replace(self, images=[images.float() for images in self.images])
+    @property
+    def device(self) -> torch.device:
+        return self.images[0].device
 
-    def sum(self) -> Tensor:
-        """The sum over the images: finite if they are."""
-        return torch.stack([images.sum() for images in self.images]).sum()
+    def to(self, dtype: torch.dtype) -> "Patches":
+        return replace(self, images=[images.to(dtype) for images in self.images])
 
-    def where(self, live: Tensor) -> "Patches":
-        return replace(self, live=live)
+    def peak(self) -> Tensor:
+        return torch.stack([peak_of(images) for images in self.images]).max()
 
     def norm(self) -> Tensor:
-        """The Frobenius norm of the matrix."""
-        together = (0, 1) if self.live is None else 1  # patches that need not be told from each other
+        together = (0, 1) if self.index is None else 1  # patches that need not be told from each other
         maps = [images.square().sum(together, keepdim=True) for images in self.images]
         ones = maps[0].new_ones(1, 1, *self.kernel_size)
         rows = torch.cat([F.conv2d(map_, ones, None, *self._geometry).flatten() for map_ in maps])
-        return (rows if self.live is None else rows[self.live]).sum().sqrt()
+        return (rows if self.index is None else rows[self.index]).sum().sqrt()
 
     def __truediv__(self, divisor: Tensor) -> "Patches":
         return replace(self, images=[images / divisor for images in self.images])
 
-    def blocks(self, size: int) -> Iterator[Tensor]:  # (r, b) each
-        """The columns of as many channels as make up about ``size``, block after block."""
-        channels = max(1, size // (self.kernel_size[0] * self.kernel_size[1]))
+    def select(self, index: Tensor, grad: Tensor) -> tuple["Patches", Tensor]:
+        return replace(self, index=index), grad  # whose other entries are zero
+
+    def pull_back(
+        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+    ) -> Tensor:
+        # The weight gradient of a convolution, for which nothing is unfolded.
+        shape = grad.shape[1], self.images[0].shape[1], *self.kernel_size
+        product = grad.new_zeros(shape)
+        for images, part in zip(self.images, self._image_grads(grad), strict=True):
+            product += conv2d_weight(images, shape, part, *self._geometry)
+        new = product.flatten(1) if factor is None else product.flatten(1) * factor[:, None]
+        return new if past is None else past.lerp(new, weight)
+
+    def sample(self, count: int) -> Tensor:
+        """Patches of the first images, about one in 16 if there are that many; no others are unfolded."""
+        if self.index is not None:
+            rows = self.index[: 16 * count]
+            return self._picked(rows[:: -(-len(rows) // count)])
+        each = math.prod(self._sizes()[0][1:])
+        images = self.images[0][: max(1, 16 * count // each)]
+        rows = torch.arange(len(images) * each, device=self.device)
+        return self._gathered(images, rows[:: -(-len(rows) // count)])
+
+    def blocks(self, size: int) -> Iterator[Tensor]:
+        channels = max(1, min(size, 256) // math.prod(self.kernel_size))
         for parts in zip(*(images.split(channels, 1) for images in self.images), strict=True):
             columns = [self._unfold(part) for part in parts]
             joined = columns[0] if len(columns) == 1 else torch.cat(columns, 1)
-            yield (joined if self.live is None else joined[:, self.live]).T
+            yield (joined if self.index is None else joined[:, self.index]).T
 
-    def chunks(self, rows: int) -> Iterator[Tensor]:  # (about rows, n) each
-        """The rows of some images after the other."""
-        for images, live in self._parts(rows):
-            chunk = self._unfold(images).T
-            yield chunk if live is None else chunk[live]
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        if self.index is not None:
+            yield from (self._picked(rows) for rows in self.index.split(size))
+            return
+        for images, (_, *places) in zip(self.images, self._sizes(), strict=True):
+            for part in images.split(max(1, size // math.prod(places))):
+                yield self._unfold(part).T
 
-    def dense(self) -> Tensor:  # (r, n)
-        return next(self.blocks(self.shape[1]))
+    def dense(self) -> Tensor:
+        return torch.cat([*self.blocks(self.shape[1])], 1)
 
-    def sample(self, count: int) -> Tensor:  # (at most count, n)
-        """Rows of the first images, about one in 16 if there are that many; no other is unfolded."""
-        images, live = next(part for part in self._parts(16 * count) if part[1] is None or part[1].any())
-        size = len(images), *self._output_size(images)
-        rows = torch.arange(math.prod(size), device=images.device) if live is None else live.nonzero()[:, 0]
-        n, y, x = torch.unravel_index(rows[:: -(-len(rows) // count)], size)
+    @staticmethod
+    def join(rows: Sequence["Patches"], grads: Sequence[Tensor]) -> tuple["Patches", Tensor]:
+        if len(rows) == 1:
+            return rows[0], grads[0]
+        images = [part for own in rows for part in own.images]
+        if len({part.shape[1:] for part in images}) == 1:  # as if they had come together
+            return rows[0].with_data(torch.cat(images)), torch.cat([*grads])
+        flat = [grad.transpose(0, 1).flatten(1) for grad in grads]  # (m, r) each
+        return replace(rows[0], images=images), torch.cat(flat, 1)[None]
+
+    @property
+    def data(self) -> Tensor:
+        if len({images.shape[1:] for images in self.images}) > 1:
+            sizes = sorted({tuple(images.shape[1:]) for images in self.images})
+            raise ValueError(f"images of one size are needed here, got the sizes {sizes}")
+        return self.images[0] if len(self.images) == 1 else torch.cat([*self.images])
+
+    def with_data(self, data: Tensor) -> "Patches":
+        return replace(self, images=[data], index=None)
+
+    @property
+    def fixed_target_factor(self) -> float:
+        # Only a fraction √(n/r) of a target of r rows lies in the span of their n inputs.
+        r, n = self.shape
+        return math.sqrt(max(1.0, r / n))
+
+    def _image_grads(self, grad: Tensor) -> Sequence[Tensor]:  # (N, m, h, w) each
+        if grad.ndim == 4:
+            return [grad]
+        counts = [math.prod(size) for size in self._sizes()]  # batches of different sizes: (1, m, r)
+        parts = grad[0].split(counts, dim=1)
+        return [
+            part.unflatten(1, size).transpose(0, 1) for part, size in zip(parts, self._sizes(), strict=True)
+        ]
+
+    def _picked(self, rows: Tensor) -> Tensor:  # (count, n)
+        """These of all patches."""
+        if len(self.images) == 1:
+            return self._gathered(self.images[0], rows)
+        return replace(self, index=None).dense()[rows]
+
+    def _gathered(self, images: Tensor, rows: Tensor) -> Tensor:  # (count, n)
+        """These patches of some images, by their places in the padded images."""
+        n, y, x = torch.unravel_index(rows, (len(images), *self._output_size(images)))
         padded = self._padded(images)
         _, channels, height, width = padded.shape
         (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
@@ -104,35 +346,13 @@ class Patches:
         inner = (c[:, None, None] * height + i[:, None] * dh) * width + j * dw
         return padded.take(corners[:, None] + inner.flatten())
 
-    def pulled_back(self, V: Tensor) -> Tensor:  # (r, m) -> (m, n)
-        """``VᵀZ`` of the matrix ``Z``: a convolution's weight gradient, for which nothing is unfolded."""
-        if self.live is not None:
-            V = V.new_zeros(len(self.live), V.shape[1]).index_put_((self.live,), V)
-        images = list(self.images)
-        if len({part.shape[1:] for part in images}) == 1 < len(images):  # as if they had come together
-            images = [torch.cat(images)]
-        sizes = [(len(part), *self._output_size(part)) for part in images]
-        weight = V.new_empty(V.shape[1], images[0].shape[1], *self.kernel_size)  # which counts for its shape
-        total = torch.zeros_like(weight)
-        for part, size, v in zip(images, sizes, V.split([*map(math.prod, sizes)]), strict=True):
-            grad = v.unflatten(0, size).permute(0, 3, 1, 2).contiguous()
-            total += torch.ops.aten.convolution_backward(
-                grad, part, weight, None, *self._geometry, False, (0, 0), 1, (False, True, False)
-            )[1]
-        return total.flatten(1)
-
-    def _parts(self, rows: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The images that make up about so many rows, some after the other, and which of their rows count."""
-        start = 0
-        for images in self.images:
-            each = math.prod(self._output_size(images))
-            for part in images.split(max(1, rows // each)):
-                own = slice(start, start := start + len(part) * each)
-                yield part, None if self.live is None else self.live[own]
-
     @property
     def _geometry(self) -> tuple[Pair, Pair, Pair]:
         return self.stride, self.padding, self.dilation
+
+    def _sizes(self) -> list[tuple[int, int, int]]:
+        """Images, and patches down and across, of every batch."""
+        return [(len(images), *self._output_size(images)) for images in self.images]
 
     def _output_size(self, images: Tensor) -> Pair:
         height, width = (
@@ -144,7 +364,7 @@ class Patches:
         return height, width
 
     def _unfold(self, images: Tensor) -> Tensor:  # (C · kh · kw, N · h · w)
-        """As :func:`torch.nn.functional.unfold`, but with all images side by side in one matrix."""
+        """As :func:`torch.nn.functional.unfold`, the patches of all images side by side in one matrix."""
         (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
         windows = self._padded(images).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
         return windows[..., ::dh, ::dw].permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
@@ -152,3 +372,24 @@ class Patches:
     def _padded(self, images: Tensor) -> Tensor:
         height, width = self.padding
         return F.pad(images, (width, width, height, height))
+
+
+def peak_of(tensor: Tensor) -> Tensor:
+    """The largest magnitude of an entry, zero if there is none; not finite if any entry is not."""
+    return torch.linalg.vector_norm(tensor, float("inf")) if tensor.numel() else tensor.new_zeros(())
+
+
+def to_rows(x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> list[tuple[Rows, Tensor]]:
+    """A layer's input and output gradient as rows, one pair per group of channels.
+
+    Args:
+        x: Input, shape ``(..., n)``, or ``(N, C, H, W)`` of a convolution.
+        grad: Gradient of the loss by the layer's output.
+        geometry: Empty for a matrix product. For a convolution: groups, then two numbers each for kernel
+            size, stride, padding and dilation.
+    """
+    if not geometry:
+        return [(DenseRows(x.reshape(-1, x.shape[-1])), grad.reshape(-1, grad.shape[-1]))]
+    groups, kh, kw, sh, sw, ph, pw, dh, dw = geometry
+    parts = zip(x.chunk(groups, 1), grad.chunk(groups, 1), strict=True)
+    return [(Patches([images], (kh, kw), (sh, sw), (ph, pw), (dh, dw)), out) for images, out in parts]

@@ -1,89 +1,90 @@
-"""How far spins reach: rows that count, the scale of a target, what rows share, directions that lead."""
+"""The scale of a step's problem: of its rows, of its target, and the leading directions of its couplings."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from spingrad.rows import Patches
+from spingrad.rows import DenseRows, Rows
 
-ROUNDING = 1e-6  # of the largest root mean square in the layer
-SAMPLE = 128  # rows that stand for all
-AUTO = 0.35  # the target of a row that has nothing in common with others
+Weighting = Literal["uniform", "normalized"]
+TargetRms = float | Literal["auto"] | None
+
+ROUNDING = 1e-6  # a gradient below this fraction of the layer's largest is rounding error
+AUTO = 0.35  # target of a row whose inputs no other row shares
 
 
-def live_rows(x: Tensor | Patches, grad: Tensor) -> tuple[Tensor | Patches, Tensor]:
-    """The rows that have a gradient, if some have none: not the nodes outside a training set.
+def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
+    """Scale a layer's inputs to the ``Z`` of the problem.
 
-    A few patches are not left out: that costs more than they do.
+    ``"uniform"`` divides all rows by ``√(n · mean ‖x‖²)``: they weigh the same, as a quadratic model of
+    the loss asks, and spins reach ``|z · g| ≤ 1`` at a row of mean norm, whatever the unit of the inputs.
+    ``"normalized"`` is the paper's ``x_b / ‖x_b‖²``, in which the shortest rows weigh most.
     """
-    if grad.sum(1).all():  # else a row without gradient, or one that cancels
-        return x, grad
-    live = grad.abs().amax(1) > 0
-    if not 0 < live.sum() < len(live) * (0.9 if isinstance(x, Patches) else 1):
-        return x, grad
-    return x.where(live) if isinstance(x, Patches) else x[live], grad[live]
+    if weighting == "normalized":
+        x = rows.dense()
+        return DenseRows(x / x.square().sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
+    if weighting == "uniform":
+        r, n = rows.shape
+        norm = rows.norm() * (n / max(r, 1)) ** 0.5
+        return rows / torch.where(norm > 0, norm, torch.ones_like(norm))
+    raise ValueError(f'rows is "uniform" or "normalized", got {weighting!r}')
 
 
-def idle_units(V: Tensor) -> Tensor | None:  # (r, m) -> indices
-    """The units that have no target to move to, if any."""
-    if V.sum(0).all():
-        return None
-    return (V.abs().amax(0) == 0).nonzero()[:, 0]
+def unit_rms(grad: Tensor, count: int) -> Tensor:  # (N, m, ...) -> (m,)
+    """The root mean square of each unit's gradient over ``count`` rows."""
+    if grad.ndim == 2:
+        return torch.sqrt(grad.square().sum(0) / count)  # faster than a norm along this dimension
+    norms: Tensor = torch.linalg.vector_norm(grad, dim=[0, *range(2, grad.ndim)])
+    return norms / math.sqrt(count)
 
 
-def reachable_target(grad: Tensor, target_rms: float | None) -> Tensor:  # (r, m) -> (r, m)
-    """Scale each unit's gradient over the batch to a root mean square of ``target_rms``.
+def target_factor(rms: Tensor, target_rms: Tensor | float) -> Tensor:  # (m,) -> (m,)
+    """The factor that gives each unit's gradient a root mean square of ``target_rms``.
 
-    A mean-reduced loss has gradients far smaller than what ``Z G`` can be, and the nearest spins to a
-    target near zero do nothing. ``None`` leaves the gradient alone, which is the paper. A gradient that
-    is zero, or but the rounding error of a zero (equal weights to both classes, say), has a zero target.
+    A mean-reduced loss has gradients far smaller than what ``Z G`` can reach, and the spins nearest to a
+    target near zero do nothing. A gradient that is zero, or only the rounding error of a zero (as where
+    both classes get equal weights), gets the factor zero.
     """
-    if target_rms is None:
-        return grad
-    if grad.stride(0) == 1:  # unit by unit, as a convolution's: a norm is faster, elsewhere squares are
-        rms = torch.linalg.vector_norm(grad, dim=0) / len(grad) ** 0.5
-    else:
-        rms = grad.square().mean(0).sqrt_()
-    largest = rms.max()
-    if largest < torch.finfo(grad.dtype).tiny ** 0.4 and (peak := grad.abs().max()) > 0:
-        return reachable_target(grad / peak, target_rms)  # squares had underflowed
-    return grad * torch.where(rms > ROUNDING * largest, target_rms / rms, 0)
+    return torch.where(rms > ROUNDING * rms.max(), target_rms / rms, 0)
 
 
-def suitable_target(gram: Tensor, count: int) -> float:
-    """A ``target_rms`` by how much ``count`` rows have in common, of some of which ``gram`` has the products.
+def suitable_target(Z: Rows) -> Tensor:
+    """A ``target_rms`` that suits the rows: it grows with the number of rows that share their inputs.
 
-    What rows ask for is mostly noise to the inputs, so ``N`` rows that resemble each other reach but
-    ``1/√N`` of it. They get ``√N`` times the target of a row that stands alone.
+    The targets of different rows are mostly noise to each other. Of N rows with the same inputs, spins can
+    reach only ``1/√N`` of their targets, so such rows get ``√N`` times the target of a row alone.
     """
-    return AUTO * math.sqrt(overlap(gram, count))
+    return AUTO * overlap(Z.sketch[1], len(Z)).sqrt()
 
 
-def sampled(x: Tensor | Patches) -> tuple[Tensor, Tensor]:  # (s, n), (s, s)
-    """Some rows, as strong together as all, and their products with each other."""
-    rows = x.sample(SAMPLE) if isinstance(x, Patches) else x[:: max(1, -(-len(x) // SAMPLE))]
-    rows = rows if len(rows) == len(x) else rows * (len(x) / len(rows)) ** 0.5
-    return rows, rows @ rows.T
-
-
-def overlap(gram: Tensor, count: int) -> float:
+def overlap(products: Tensor, count: int) -> Tensor:
     """With how many of ``count`` rows a row shares its inputs, itself included: a sum of squared cosines.
+
+    Args:
+        products: Inner products of a sample of the rows, shape ``(s, s)``.
+        count: Number of all rows.
 
     Example:
         >>> overlap(torch.eye(8), 8), overlap(torch.ones(8, 8), 8), overlap(torch.ones(8, 8), 800)
-        (1.0, 8.0, 800.0)
+        (tensor(1.), tensor(8.), tensor(800.))
     """
-    own = gram.diagonal()
-    norm, squares, all_ = (float(t) for t in (own.mean(), own.square().mean(), gram.square().sum()))
-    others = (all_ - len(gram) * squares) / max(1, len(gram) * (len(gram) - 1))
-    return (squares + (count - 1) * others) / norm**2 if norm > 0 else 0.0
+    s, own = len(products), products.diagonal()
+    norm, squares, total = own.mean(), own.square().mean(), products.square().sum()
+    others = (total - s * squares) / max(1, s * (s - 1))
+    return torch.where(norm > 0, (squares + (count - 1) * others) / norm.square(), 0)
 
 
-def leading(rows: Tensor, gram: Tensor, rank: int) -> Tensor:  # (s, n) -> (at most rank, n)
-    """Few rows ``L`` in place of many: ``LᵀL`` has the leading directions of ``rowsᵀ rows``.
+def leading(rows: Tensor, products: Tensor, rank: int) -> Tensor:  # (s, n) -> (at most rank, n)
+    """A few rows ``L`` in place of many: ``LᵀL`` has the leading directions of ``rowsᵀ rows``.
 
-    Found by subspace iteration, which starts at rows of the batch, so that it needs no random numbers.
+    Found by subspace iteration. It starts at rows of the batch, so it needs no random numbers.
+
+    Args:
+        rows: Shape ``(s, n)``.
+        products: Their inner products, shape ``(s, s)``.
+        rank: Number of directions.
 
     Example:
         >>> rows = torch.tensor([[3.0, 0.0], [4.0, 0.0], [0.0, 0.1]])
@@ -93,7 +94,7 @@ def leading(rows: Tensor, gram: Tensor, rank: int) -> Tensor:  # (s, n) -> (at m
     rank = min(rank, rows.shape[1])
     if len(rows) <= rank:
         return rows
-    directions = gram[:, :: len(rows) // rank][:, :rank]
-    directions = gram @ torch.linalg.qr(directions)[0]
+    directions = products[:, :: len(rows) // rank][:, :rank]
+    directions = products @ torch.linalg.qr(directions)[0]
     found: Tensor = torch.linalg.qr(directions)[0].T @ rows
     return found

@@ -12,23 +12,26 @@ from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.nn.gcn import BinaryGCNConv
-from spingrad.solvers import ExactSolver
+from spingrad.solvers import BlockDescentSolver
 
 STEPS = 50
 SETTINGS: dict[str, Callable[[Any], QPSBGD]] = {
     "default": lambda params: QPSBGD(params, lr=3e-3),
-    "momentum=0": lambda params: QPSBGD(params, lr=3e-3, momentum=0.0, rank=None, target_rms=1.0),
-    "as_published": lambda params: QPSBGD.as_published(params, lr=3e-3, solver=ExactSolver(max_nodes=1_000)),
+    # In blocks: version 0.1.0 did not set spin after spin in a step without momentum.
+    "momentum=0": lambda params: QPSBGD(
+        params, lr=3e-3, momentum=0.0, target_rms=1.0, solver=BlockDescentSolver(backend="torch")
+    ),
+    "as_published": lambda params: QPSBGD.as_published(params, lr=3e-3),
 }
 
 
 class Graph(nn.Module):
-    """Two graph convolutions on a ring of 30 nodes, of which every third has a label."""
+    """Two graph convolutions on a ring of 60 nodes, of which every third has a label."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = BinaryGCNConv(40, 20), BinaryGCNConv(20, 4)
-        ring = torch.eye(30) + torch.eye(30).roll(1, 0) + torch.eye(30).roll(-1, 0)
+        self.first, self.second = BinaryGCNConv(34, 12), BinaryGCNConv(12, 4)
+        ring = torch.eye(60) + torch.eye(60).roll(1, 0) + torch.eye(60).roll(-1, 0)
         self.ring = (ring / 3).to_sparse()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,27 +42,27 @@ class Graph(nn.Module):
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (
         lambda: nn.Sequential(
-            BinaryLinear(48, 40), nn.Hardtanh(), BinaryLinear(40, 24), nn.Hardtanh(), BinaryLinear(24, 4)
+            BinaryLinear(34, 16), nn.Hardtanh(), BinaryLinear(16, 12), nn.Hardtanh(), BinaryLinear(12, 4)
         ),
-        (60, 48),
+        (60, 34),
     ),
     "convolutional": (
         lambda: nn.Sequential(
-            BinaryConv2d(1, 5, 3, stride=2, padding=1), nn.Hardtanh(),
-            BinaryConv2d(5, 6, 3, stride=2, padding=1), nn.Hardtanh(),
-            nn.Flatten(), BinaryLinear(6 * 9, 4),
+            BinaryConv2d(1, 4, 3, stride=2, padding=1), nn.Hardtanh(),
+            BinaryConv2d(4, 2, 3, stride=2, padding=1), nn.Hardtanh(),
+            nn.Flatten(), BinaryLinear(2 * 9, 4),
         ),
         (20, 1, 12, 12),
     ),
     "grouped": (
         lambda: nn.Sequential(
             BinaryConv2d(4, 8, 3, padding=1, groups=2), nn.Hardtanh(),
-            BinaryConv2d(8, 8, 3, stride=2, groups=2, dilation=2), nn.Hardtanh(),
-            nn.Flatten(), BinaryLinear(8 * 4, 4),
+            BinaryConv2d(8, 4, 3, stride=2, groups=2, dilation=2), nn.Hardtanh(),
+            nn.Flatten(), BinaryLinear(4 * 4, 4),
         ),
         (20, 4, 8, 8),
     ),
-    "graph": (Graph, (30, 40)),
+    "graph": (Graph, (60, 34)),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ SAMPLE = 2**14  # spins
 INFORMED = 0.53  # agreement of the median worker, below which nobody can be told from a coin
 
 
-class Trust:
+class Agreement:
     """How often each worker votes as the majority of the others do.
 
     Random bits agree half of the time, inverted ones less, and workers that train on the same data more. One

@@ -1,18 +1,16 @@
 """Gather: the rows of all workers are one problem, whose units the workers share out."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from spingrad.distributed.bits import pack, packed_size, unpack
-from spingrad.distributed.reduction import Reduction, Rows
-from spingrad.problem import BinaryLeastSquares
+from spingrad.distributed.reduction import Counts, Reduction
+from spingrad.problem import BinaryQuadratic
 from spingrad.record import LayerRecord
-from spingrad.rows import Patches
-from spingrad.solvers import derive_seed
+from spingrad.solvers import Solution, derive_seed
 
 UNITS = 64
 """Units solved together, on any number of workers: a matrix product of another shape may round otherwise."""
@@ -29,43 +27,43 @@ class Gather(Reduction):
         wire: Brings rows and spins.
     """
 
-    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
-        blocks = [block for problem in problems for block in problem.units(UNITS)]
-        sizes = [packed_size(block.num_units * block.num_spins) for block in blocks]
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
+        blocks = [block for problem in problems for block in problem.in_parts(UNITS)]
+        sizes = [packed_size(block.H.numel()) for block in blocks]
         workers = range(self.wire.size)
         own = [
-            pack(torch.cat([*self.inner.stream([blocks[i]], seed=derive_seed(seed, i))[0]]))
+            pack(self.inner.solve_all([blocks[i]], seed=derive_seed(seed, i))[0].spins.T)
             for i in range(self.wire.rank, len(blocks), self.wire.size)
         ]
-        share = _padded(own, max(sum(sizes[i :: self.wire.size]) for i in workers), blocks[0].V)
+        share = _padded(own, max(sum(sizes[i :: self.wire.size]) for i in workers), blocks[0].H)
         shares = [_split(s, sizes[i :: self.wire.size]) for i, s in enumerate(self.wire.all_gather(share))]
         packed = (shares[i % self.wire.size][i // self.wire.size] for i in range(len(blocks)))
-        return [[*_unpacked(problem, packed)] for problem in problems]
+        return [Solution(problem, torch.cat([*_unpacked(problem, packed)]).T) for problem in problems]
 
-    def join(self, records: list[list[LayerRecord]], rows: Rows) -> list[list[LayerRecord]]:
+    def join(self, records: list[list[LayerRecord]], counts: Counts) -> list[list[LayerRecord]]:
         """The records of all workers as those of one, in the order of the workers.
 
         The loss of each worker is the mean over its own rows, so its gradients weigh as much as it has rows.
 
         Args:
-            records: Of every layer, one for each group of channels.
-            rows: Of ``x`` and of ``grad``, for every worker and layer.
+            records: Of every layer, one per group of channels.
+            counts: Samples, nodes or images, for every worker and layer.
         """
-        totals = [sum(worker[i][1] for worker in rows) for i in range(len(records))]
+        totals = [sum(worker[i] for worker in counts) for i in range(len(records))]
         own = [
             tensor
-            for layer, (_, count), total in zip(records, rows[self.wire.rank], totals, strict=True)
+            for layer, count, total in zip(records, counts[self.wire.rank], totals, strict=True)
             for record in layer
-            for tensor in (_inputs(record), record.grad * (count / total))
+            for tensor in (record.rows.data, record.grad * (count / total))
         ]
         shapes = [
             [
                 (count, *tensor.shape[1:])
-                for layer, pair in zip(records, worker, strict=True)
+                for layer, count in zip(records, worker, strict=True)
                 for record in layer
-                for tensor, count in zip((_inputs(record), record.grad), pair, strict=True)
+                for tensor in (record.rows.data, record.grad)
             ]
-            for worker in rows
+            for worker in counts
         ]
         lengths = [[math.prod(shape) for shape in worker] for worker in shapes]
         buffer = _padded([tensor.flatten() for tensor in own], max(map(sum, lengths)), own[0])
@@ -74,16 +72,10 @@ class Gather(Reduction):
             for *pair, worker in zip(self.wire.all_gather(buffer), lengths, shapes, strict=True)
         ]
         joined = iter([torch.cat(part).to(t) for part, t in zip(zip(*parts, strict=True), own, strict=True)])
-        return [[_replaced(record, next(joined), next(joined)) for record in layer] for layer in records]
-
-
-def _inputs(record: LayerRecord) -> Tensor:
-    """What travels of the inputs: rows, or images that are not unfolded."""
-    return torch.cat([*record.x.images]) if isinstance(record.x, Patches) else record.x
-
-
-def _replaced(record: LayerRecord, x: Tensor, grad: Tensor) -> LayerRecord:
-    return LayerRecord(replace(record.x, images=[x]) if isinstance(record.x, Patches) else x, grad)
+        return [
+            [LayerRecord(record.rows.with_data(next(joined)), next(joined)) for record in layer]
+            for layer in records
+        ]
 
 
 def _padded(parts: list[Tensor], length: int, like: Tensor) -> Tensor:
@@ -97,8 +89,8 @@ def _split(joined: Tensor, lengths: list[int]) -> Sequence[Tensor]:
     return parts
 
 
-def _unpacked(problem: BinaryLeastSquares, packed: Iterator[Tensor]) -> Iterator[Tensor]:
+def _unpacked(problem: BinaryQuadratic, packed: Iterator[Tensor]) -> Iterator[Tensor]:
     for start in range(0, problem.num_units, UNITS):
         units = min(UNITS, problem.num_units - start)
-        spins = unpack(next(packed), units * problem.num_spins, problem.V.dtype)
+        spins = unpack(next(packed), units * problem.num_spins, problem.H.dtype)
         yield spins.view(units, problem.num_spins)

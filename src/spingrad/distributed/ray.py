@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 from spingrad.solvers import Solution, Solver, derive_seed
 
 Answer = TypeVar("Answer")
@@ -57,13 +57,13 @@ class RaySolver(Solver):
         self._actor = ray.remote(**{"max_restarts": 0, **options})(_Worker)
         self._actors = [self._actor.remote(make) for _ in range(self.num_workers)]
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         return self._farm([problem], [seed])[0]
 
-    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         return self._farm(problems, [derive_seed(seed, i) for i in range(len(problems))])
 
-    def _farm(self, problems: Sequence[BinaryLeastSquares], seeds: list[int]) -> list[Solution]:
+    def _farm(self, problems: Sequence[BinaryQuadratic], seeds: list[int]) -> list[Solution]:
         ray = connect()
         stored = [ray.put(problem) for problem in problems]
         tasks = [
@@ -75,8 +75,8 @@ class RaySolver(Solver):
         own = [[answers[task] for task in tasks if task.layer == i] for i in range(len(problems))]
         return [_joined(parts, problem) for parts, problem in zip(own, problems, strict=True)]
 
-    def _answers(self, ray: ModuleType, tasks: list["_Task"], stored: list[Any]) -> dict["_Task", Solution]:
-        answers: dict[_Task, Solution] = {}
+    def _answers(self, ray: ModuleType, tasks: list["_Task"], stored: list[Any]) -> dict["_Task", "_Found"]:
+        answers: dict[_Task, _Found] = {}
         waiting, again = tasks[::-1], set()
         free, working = list(range(self.num_workers)), {}
         while len(answers) < len(tasks):
@@ -115,19 +115,22 @@ class _Worker:
         torch.set_num_threads(1)
         self.solver = make()
 
-    def solve(self, problem: BinaryLeastSquares, first: int, units: int, seed: int) -> Solution:
-        part = [*problem.units(units)][first // units]
-        return self.solver.solve(part, seed=seed)
+    def solve(self, problem: BinaryQuadratic, first: int, units: int, seed: int) -> "_Found":
+        solution = self.solver.solve(problem.units(first, first + units), seed=seed)
+        return solution.spins, solution.info
 
 
-def _joined(parts: list[Solution], problem: BinaryLeastSquares) -> Solution:
-    spins = torch.cat([part.spins for part in parts], 1).to(problem.V.device)
-    energy = torch.cat([part.energy for part in parts]).to(problem.V.device)
+_Found = tuple[Tensor, dict[str, Any]]
+"""Spins and what the solver had to say; the problem stays where it is."""
+
+
+def _joined(parts: list[_Found], problem: BinaryQuadratic) -> Solution:
+    spins = torch.cat([spins for spins, _ in parts], 1).to(problem.H.device)
     info = {}
-    for key, first in parts[0].info.items():
-        values = [part.info[key] for part in parts]
+    for key, first in parts[0][1].items():
+        values = [own[key] for _, own in parts]
         info[key] = torch.cat(values) if isinstance(first, Tensor) and first.ndim else values
-    return Solution(spins, energy, info)
+    return Solution(problem, spins, info)
 
 
 def results(

@@ -1,19 +1,16 @@
 """A reduction: how the records of many workers become spins that all of them share."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from spingrad.distributed.wire import Wire
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 from spingrad.record import LayerRecord
 from spingrad.solvers import Solution, Solver
 
-Rows = list[list[list[int]]]
-"""Rows of ``x`` and of ``grad``, for every worker and layer."""
+Counts = list[list[int]]
+"""Samples, nodes or images, for every worker and layer."""
 
 
 class Reduction(Solver):
@@ -28,15 +25,14 @@ class Reduction(Solver):
         self.inner, self.wire = inner, wire
 
     @abstractmethod
-    def join(self, records: list[list[LayerRecord]], rows: Rows) -> list[list[LayerRecord]]:
-        """The records that this worker poses its problems from; one for each layer and group of channels."""
+    def join(self, records: list[list[LayerRecord]], counts: Counts) -> list[list[LayerRecord]]:
+        """The records that this worker poses its problems from, one per layer and group of channels."""
 
     @abstractmethod
-    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]: ...
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]: ...
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
-        spins = torch.cat([*self.stream([problem], seed=seed)[0]]).T
-        return Solution(spins, problem.energy(spins))
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+        return self.solve_all([problem], seed=seed)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -1,132 +1,39 @@
-"""Error feedback spin by spin, for couplings of few directions: 32 units at a time, in LLVM's vectors.
+"""Error feedback spin by spin, for couplings of few rows: a compiled kernel, shared out over threads."""
 
-A unit's spins depend on each other in turn, so a processor's lanes take units. Left to itself the compiler
-does not vectorise this: it cannot know that the parts of its working memory never overlap.
-"""
+from concurrent.futures import ThreadPoolExecutor
 
-from typing import Any
+import torch
+from torch import Tensor
 
-import numpy as np
-import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, types
-from numba.core.cgutils import alloca_once_value, for_range
-from numba.extending import intrinsic
+from spingrad.kernels.descent import HAS_NUMBA, Backend
 
-from spingrad.kernels.vectors import load, splat, store
-
-Array = npt.NDArray[Any]
-_intrinsic: Any = intrinsic  # whose own type says that it never returns
-LANES, SPAN, TILE = 32, 512, 16
-_I32, _FLOAT = ir.IntType(32), ir.FloatType()
-_UNITS, _SPINS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_FLOAT, TILE)
+FEW_ROWS = 32  # rows for which there is a kernel
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def feed_back(H: Array, rows: tuple[Array, ...], G: Array) -> None:
-    """Set spin after spin to the sign of ``H`` less what the spins before it make of its couplings.
+def can_feed_back(H: Tensor, num_rows: int, backend: Backend) -> bool:
+    """Is there a kernel for these fields: with few rows, on a CPU, in single precision?"""
+    fits = num_rows <= FEW_ROWS and H.device.type == "cpu" and H.dtype == torch.float32
+    return fits and backend != "torch" and HAS_NUMBA
+
+
+def feed_back_(H: Tensor, Z: Tensor, G: Tensor) -> None:
+    """Spin after spin from zero, each knowing the error of those before it.
 
     Args:
-        H: Fields, shape ``(m, n)``, single precision like the rest.
-        rows: Directions of the inputs, shape ``(n,)`` each; compiled anew for every number of them.
+        H: Fields, shape ``(m, n)``, on a CPU and in single precision like the rest.
+        Z: Rows, shape ``(k, n)``; few.
         G: Receives the spins, shape ``(m, n)``.
     """
-    (m, n), k = H.shape, len(rows)
-    work = np.zeros((k + SPAN) * LANES, np.float32)  # outputs of the spins so far, then fields of some
-    for unit in range(0, m, LANES):
-        work[: k * LANES] = 0
-        for start in range(0, n, SPAN):
-            _move(H, unit, start, work, k, True)
-            _set_spins(work, rows, start, min(SPAN, n - start))
-            _move(G, unit, start, work, k, False)
+    from spingrad.kernels.feedback_llvm import LANES, feed_back
 
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _move(matrix: Array, unit: int, start: int, work: Array, k: int, inwards: bool) -> None:
-    """32 units by 512 spins between a matrix and the working memory, which has spins first."""
-    n, units = matrix.shape[1], min(LANES, matrix.shape[0] - unit)
-    for row in range(0, units, TILE):
-        for i in range(0, min(SPAN, n - start), TILE):
-            place = (k + i) * LANES + row
-            if row + TILE <= units and start + i + TILE <= n:
-                if inwards:
-                    _turn(matrix, unit + row, start + i, work, place, True)
-                else:
-                    _turn(matrix, unit + row, start + i, work, place, False)
-                continue
-            for lane in range(min(TILE, units - row)):
-                for spin in range(min(TILE, n - start - i)):
-                    if inwards:
-                        work[place + spin * LANES + lane] = matrix[unit + row + lane, start + i + spin]
-                    else:
-                        matrix[unit + row + lane, start + i + spin] = work[place + spin * LANES + lane]
-
-
-@_intrinsic
-def _set_spins(typing_context, work, rows, start, count):  # type: ignore[no-untyped-def]
-    """``count`` fields become spins, one after the other for all lanes; outputs stay in registers."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        work, tuple_, start, count = arguments
-        data = context.make_array(signature.args[0])(context, builder, work).data
-        kind, directions = signature.args[1], range(signature.args[1].count)
-        rows = [
-            context.make_array(kind.dtype)(context, builder, builder.extract_value(tuple_, q)).data
-            for q in directions
-        ]
-        places = [start.type(q * LANES) for q in directions]
-        outputs = [alloca_once_value(builder, load(builder, data, place, _UNITS)) for place in places]
-        zero, up, down = (ir.Constant(_UNITS, [value] * LANES) for value in (0.0, 1.0, -1.0))
-        with for_range(builder, count) as loop:
-            place = builder.mul(builder.add(loop.index, start.type(len(rows))), start.type(LANES))
-            own = [builder.load(builder.gep(row, [builder.add(start, loop.index)])) for row in rows]
-            factors = [splat(builder, factor, _UNITS) for factor in own]
-            sums = [load(builder, data, place, _UNITS), zero, zero, zero]  # four, so that none waits long
-            for q in directions:
-                product = builder.fmul(factors[q], builder.load(outputs[q]), flags=["contract"])
-                sums[q % 4] = builder.fsub(sums[q % 4], product, flags=["contract"])
-            field = builder.fadd(builder.fadd(*sums[:2]), builder.fadd(*sums[2:]))
-            spins = builder.select(builder.fcmp_ordered(">=", field, zero), up, down)  # zero counts as +1
-            store(builder, spins, data, place)
-            for q in directions:
-                product = builder.fmul(factors[q], spins, flags=["contract"])
-                builder.store(builder.fadd(builder.load(outputs[q]), product, flags=["contract"]), outputs[q])
-        for place, output in zip(places, outputs, strict=True):
-            store(builder, builder.load(output), data, place)
-        return context.get_dummy_value()
-
-    return types.void(work, rows, start, count), generate
-
-
-@_intrinsic
-def _turn(typing_context, matrix, row, column, work, place, inwards):  # type: ignore[no-untyped-def]
-    """A tile of 16 units by 16 spins between a matrix and the working memory, which has spins first."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        matrix = context.make_array(signature.args[0])(context, builder, arguments[0])
-        work = context.make_array(signature.args[3])(context, builder, arguments[3])
-        _, row, column, _, place, _ = arguments
-        stride = builder.udiv(builder.extract_value(matrix.strides, 0), row.type(4))
-
-        def unit(i: int) -> tuple[Any, Any]:
-            return matrix.data, builder.add(builder.mul(builder.add(row, row.type(i)), stride), column)
-
-        def spin(i: int) -> tuple[Any, Any]:
-            return work.data, builder.add(place, place.type(i * LANES))
-
-        source, to = (unit, spin) if signature.args[5].literal_value else (spin, unit)
-        lines = [load(builder, *source(i), _SPINS) for i in range(TILE)]
-        for step in (8, 4, 2, 1):  # halves change places, then quarters, …
-            for i in [i for i in range(TILE) if not i & step]:
-                low = [c if not c & step else TILE + c - step for c in range(TILE)]
-                high = [c + step if not c & step else TILE + c for c in range(TILE)]
-                a, b = lines[i], lines[i + step]
-                masks = [ir.Constant(ir.VectorType(_I32, TILE), mask) for mask in (low, high)]
-                lines[i], lines[i + step] = (builder.shuffle_vector(a, b, mask) for mask in masks)
-        for i, line in enumerate(lines):
-            store(builder, line, *to(i))
-        return context.get_dummy_value()
-
-    if not isinstance(inwards, types.Literal):
-        return None
-    return types.void(matrix, row, column, work, place, inwards), generate
+    if len(Z) % 8:  # few numbers of rows, for each is compiled
+        Z = torch.nn.functional.pad(Z, (0, 0, 0, -len(Z) % 8))
+    rows, H = tuple(Z.numpy()), H if H.stride(1) == 1 else H.contiguous()
+    threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
+    share = -(-len(H) // (LANES * threads)) * LANES
+    if share >= len(H):
+        feed_back(H.numpy(), rows, G.numpy())
+        return
+    parts = [(h.numpy(), rows, g.numpy()) for h, g in zip(H.split(share), G.split(share), strict=True)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda part: feed_back(*part), parts))

@@ -1,13 +1,9 @@
 """The binary convolution: a linear layer over patches."""
 
-from collections.abc import Iterator
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from spingrad.nn.linear import BinaryLayer
-from spingrad.rows import Patches
 
 
 class BinaryConv2d(BinaryLayer):
@@ -17,6 +13,7 @@ class BinaryConv2d(BinaryLayer):
     input is padded with zeros.
 
     Example:
+        >>> import torch
         >>> layer = BinaryConv2d(3, 8, kernel_size=3, padding=1)
         >>> layer(torch.zeros(2, 3, 28, 28)).shape
         torch.Size([2, 8, 28, 28])
@@ -46,27 +43,15 @@ class BinaryConv2d(BinaryLayer):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
 
-    def product_backward(
-        self, x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if not (needs_x or needs_weight):
-            return None, None
-        geometry = None, self.stride, self.padding, self.dilation, False, (0, 0), self.groups
-        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad, x.to(grad.dtype), weight.to(grad.dtype), *geometry, (needs_x, needs_weight, False)
-        )
-        return grad_x, grad_weight
-
-    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Patches, Tensor]]:
-        geometry = self.kernel_size, self.stride, self.padding, self.dilation
-        for images, out in zip(x.chunk(self.groups, 1), grad.chunk(self.groups, 1), strict=True):
-            yield Patches([images], *geometry), out.transpose(0, 1).flatten(1).T
+    @property
+    def geometry(self) -> tuple[int, ...]:
+        return self.groups, *self.kernel_size, *self.stride, *self.padding, *self.dilation
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"groups={self.groups}, scale={self.scale != 1.0}"
+            f"groups={self.groups}, scale={self.scaled}"
         )
 
 

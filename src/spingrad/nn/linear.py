@@ -1,56 +1,41 @@
-"""Binary layers: a forward pass through weights in {-1, +1} that notes what the step needs."""
+"""Binary layers: a linear map by weights in {-1, +1}."""
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from spingrad.nn.sign import spins_of
-from spingrad.rows import Patches
+from spingrad.record import noted, record_of
 
 
-class _BinaryProduct(torch.autograd.Function):
-    """A layer's linear map at binary weights, whose backward pass leaves ``(x, grad)`` on the weight.
-
-    Recording happens here and not in module hooks, which trainers and wrappers lose.
-    """
+class _StraightThrough(torch.autograd.Function):
+    """The sign of the latent weights; the gradient passes as it is."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: "BinaryLayer") -> Tensor:
-        spins = weight if getattr(weight, "relaxed", False) else spins_of(weight)
-        ctx.save_for_backward(x, spins)
-        ctx.weight, ctx.layer, ctx.training = weight, layer, layer.training
-        return layer.product(x, spins)
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return spins_of(weight)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, spins = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        record = getattr(ctx.weight, "record", None)
-        if needs_weight and record is not None:
-            if ctx.training:
-                record.add(x.detach(), grad, ctx.layer.to_rows)
-            needs_weight = ctx.training and record.keep_grad
-        grad_x, grad_weight = ctx.layer.product_backward(x, spins, grad, needs_x, needs_weight)
-        return grad_x, grad_weight, None
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 class BinaryLayer(nn.Module):
     """What binary layers share: a latent weight, its sign in the forward pass, and the record.
 
-    A subclass gives the linear map (``product``), its two gradients (``product_backward``), and
-    ``to_rows``, which turns an input and an output gradient into matrices.
+    A subclass gives the linear map (:meth:`product`) and, unless it is a matrix product, the geometry that
+    turns its inputs into rows.
     """
 
     def __init__(self, weight_shape: tuple[int, ...], scale: bool) -> None:
         super().__init__()
         self.fan_in = math.prod(weight_shape[1:])
         self.scale = self.fan_in**-0.5 if scale else 1.0
+        self.scaled = scale
         self.weight = nn.Parameter(torch.empty(weight_shape))
         self.reset_parameters()
 
@@ -64,21 +49,27 @@ class BinaryLayer(nn.Module):
         return spins_of(self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        # The record is taken before the scale: V is the gradient of x · sign(Ω).
-        product: Tensor = _BinaryProduct.apply(x, self.weight, self)  # type: ignore[no-untyped-call]
-        return product * self.scale
+        # The record is taken before the scale: it holds the gradient of x · sign(Ω).
+        product = self.product(x, self._spins())
+        return noted(product, x, self.weight, self.geometry, self.training) * self.scale
 
+    def _spins(self) -> Tensor:
+        if getattr(self.weight, "relaxed", False):
+            return self.weight
+        record = record_of(self.weight)
+        if record is not None and not record.keep_grad:
+            return self.binary_weight  # the record takes the place of the weight's gradient
+        spins: Tensor = _StraightThrough.apply(self.weight)  # type: ignore[no-untyped-call]
+        return spins
+
+    @abstractmethod
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The linear map."""
 
-    def product_backward(
-        self, x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        raise NotImplementedError
-
-    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor | Patches, Tensor]]:
-        """One pair of matrices ``(r, n)`` and ``(r, m)`` for each group of channels."""
-        raise NotImplementedError
+    @property
+    def geometry(self) -> tuple[int, ...]:
+        """What turns inputs into rows (:func:`spingrad.rows.to_rows`); empty for a matrix product."""
+        return ()
 
 
 class BinaryLinear(BinaryLayer):
@@ -106,18 +97,8 @@ class BinaryLinear(BinaryLayer):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
 
-    def product_backward(
-        self, x: Tensor, weight: Tensor, grad: Tensor, needs_x: bool, needs_weight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        grad_x = grad @ weight.to(grad.dtype) if needs_x else None
-        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2).to(grad.dtype) if needs_weight else None
-        return grad_x, grad_weight
-
-    def to_rows(self, x: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        yield x.reshape(-1, self.in_features), grad.reshape(-1, self.out_features)
-
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, scale={self.scale != 1.0}"
+        return f"{self.in_features}, {self.out_features}, scale={self.scaled}"
 
 
 def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

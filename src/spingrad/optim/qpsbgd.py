@@ -1,18 +1,35 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spingrad.problem import BinaryLeastSquares, Rows, Target
-from spingrad.record import LayerRecord, record_of, start_recording
-from spingrad.scaling import idle_units
-from spingrad.solvers import BlockDescentSolver, ExactSolver, Solver, derive_seed
+from spingrad.optim import functional
+from spingrad.problem import BinaryQuadratic
+from spingrad.record import Check, LayerRecord, checks, record_of, start_recording
+from spingrad.scaling import TargetRms, Weighting
+from spingrad.solvers import BlockDescentSolver, ExactSolver, Solution, Solver, derive_seed
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+
+class Layer(NamedTuple):
+    """A weight that takes part in a step.
+
+    Args:
+        name: What error messages call it.
+        weight: The latent weight.
+        group: The settings of its parameter group.
+        records: What backward passes have left on it, one per group of channels; none if nothing.
+    """
+
+    name: str
+    weight: Tensor
+    group: dict[str, Any]
+    records: list[LayerRecord]
 
 
 class QPSBGD(Optimizer):
@@ -20,33 +37,38 @@ class QPSBGD(Optimizer):
 
     For each layer with inputs ``X`` and output gradient ``V``, one step is
 
-        ``G = argmin over G ∈ {-1,+1} of ‖V - Z G‖²``  and  ``Ω ← clamp(Ω - lr · G)``,
+        ``G = argmin over G ∈ {-1,+1} of ‖Z G‖² - 2⟨H, G⟩``  and  ``Ω ← clamp(Ω - lr · G)``,
 
-    where ``Z`` and the target are scaled as :func:`~spingrad.problem.jacobian` and
-    :func:`~spingrad.scaling.reachable_target` say. All layers go to the solver together.
+    where ``Z`` are the inputs, scaled, and ``H`` is a running average of ``ZᵀV``. The functions of
+    :mod:`spingrad.optim.functional` compute it. All layers go to the solver together.
 
-    Made for the weights of binary layers alone: ``binary_parameters(model)``; others belong to an ordinary
-    torch optimizer. From here on the layers record for this one and leave ``weight.grad`` empty.
+    It takes the weights of binary layers only: ``binary_parameters(model)``; others belong to an ordinary
+    torch optimizer. Its layers record inputs and output gradients instead of computing ``weight.grad``, which
+    is a tensor of zeros while there is a record.
 
     Args:
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
         lr: Learning rate, the distance that every latent weight moves in a step.
         solver: Solves the projection. Default: ``BlockDescentSolver()``.
         target_rms: Root mean square of each unit's target, in units of what its spins can reach; ``"auto"``
-            goes by how much the rows of the batch have in common. Small values trust the quadratic model,
-            large ones tend to signSGD, ``None`` is the paper.
+            chooses it by how many rows of the batch share their inputs. Small values trust the quadratic
+            model, large ones approach signSGD, ``None`` is the paper.
         momentum: Weight of the past in the linear term ``ZᵀV``; the quadratic term is that of the batch.
         rank: With momentum, how many directions of the inputs the quadratic term keeps; ``None`` for all.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
-        keep_grad: Let the layers compute ``weight.grad`` too, for monitoring.
+        keep_grad: Compute ``weight.grad`` too, for monitoring.
+
+    Attributes:
+        run: State of the whole run, the same for every parameter group and part of ``state_dict()``: its
+            ``seed``, the number of the next ``step``, and the number of steps that were ``skipped``.
 
     Note:
-        Beyond the publication, targets are brought into reach, the linear term remembers, the quadratic one
-        keeps what leads, rows weigh the same, rows and units without a gradient rest, and latent weights are
-        clamped. :meth:`as_published` takes all of it back.
+        Beyond the publication, targets are scaled into reach, momentum averages the linear term, the
+        quadratic term is truncated to its leading directions, all rows weigh the same, rows and units without
+        a gradient are left out, and latent weights are clamped. :meth:`as_published` takes all of it back.
 
     Example:
         >>> from spingrad import BinaryLinear, binary_parameters
@@ -62,10 +84,10 @@ class QPSBGD(Optimizer):
         lr: float = 3e-3,
         *,
         solver: Solver | None = None,
-        target_rms: Target = "auto",
+        target_rms: TargetRms = "auto",
         momentum: float = 0.9,
         rank: int | None = 8,
-        rows: Rows = "uniform",
+        rows: Weighting = "uniform",
         clamp: float | None = 1.0,
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
@@ -78,8 +100,9 @@ class QPSBGD(Optimizer):
         self.solver = BlockDescentSolver() if solver is None else solver
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
-        defaults = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
-        super().__init__(params, {**defaults, "seed": seed, "step": 0, "skipped": 0})
+        self.run = {"seed": seed, "step": 0, "skipped": 0}
+        settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
+        super().__init__(params, settings)
 
     @classmethod
     def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
@@ -107,139 +130,127 @@ class QPSBGD(Optimizer):
         for weight in group["params"]:
             start_recording(weight, self.keep_grad)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients and the records of all weights."""
-        super().zero_grad(set_to_none)
-        self._forget()
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Project every layer's gradient onto spins and move its weights; consumes the records.
+        """Project every layer's gradient onto spins and move its weights; uses up the records.
 
-        A step that raises moved nothing and can be taken again (unless the default solver ran out of memory).
+        A step that raises has moved nothing and can be taken again.
         """
         loss = evaluate(closure)
-        layers = self._layers()
-        first = self.param_groups[0]
-        if self._finite(layers):
-            posed = [self._pose(layer) for layer in layers]
-            problems = [problem for own, _, _ in posed for problem in own]
-            seed = derive_seed(first["seed"], first["step"])
-            streams = iter(self.solver.stream(problems, seed=seed))
-            for layer, (own, idle, average) in zip(layers, posed, strict=True):
-                rows = layer.weight.flatten(1)  # (m, n)
-                for part, resting in zip(rows.chunk(len(own)), idle, strict=True):
-                    _move(part, resting, next(streams), layer.group)
-                if rows.data_ptr() != layer.weight.data_ptr():  # channels last: the rows were a copy
-                    layer.weight.copy_(rows.view_as(layer.weight))
-                if average is not None:
-                    state = self.state[layer.weight]
-                    state.update(average=average, steps=state.get("steps", 0) + 1)
+        layers = self.layers()
+        found = checks([record for layer in layers for record in layer.records])  # the one read back
+        if self.accept(layers, [check for check, _ in found]):
+            ready = iter(found)
+            problems = [self.pose(self._prepared(layer, ready)) for layer in layers]
+            seed = derive_seed(self.run["seed"], self.run["step"])
+            solutions = iter(self.solver.solve_all([p for own in problems for p in own], seed=seed))
+            for layer, own in zip(layers, problems, strict=True):
+                self._move(layer, own, [next(solutions) for _ in own])
         else:
-            first["skipped"] += 1
-        first["step"] += 1
-        self._forget()
+            self.run["skipped"] += 1
+        self.run["step"] += 1
+        for layer in layers:
+            if (record := record_of(layer.weight)) is not None:
+                record.consume()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, with what the solver wants kept, such as a QPU's ledger."""
-        return super().state_dict() | ({"solver": own} if (own := self.solver.state_dict()) else {})
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "solver"})
-        if "solver" in state_dict:
-            self.solver.load_state_dict(state_dict["solver"])
-
-    def _layers(self) -> list["_Layer"]:
-        layers = self._recorded()
+    def layers(self) -> list[Layer]:
+        """The weights that take part in the step, with what backward passes have left on them."""
+        layers = self.recorded()
         for layer in layers:
-            if not layer.records or not len(layer.records[0].x):
+            if not layer.records or not len(layer.records[0].rows):
                 raise RuntimeError(_missing(layer.name, empty=bool(layer.records)))
         return layers
 
-    def _recorded(self) -> list["_Layer"]:
+    def recorded(self) -> list[Layer]:
         """Every weight that trains, with its records, if it has any."""
-        layers = []
-        for group in self.param_groups:
-            for i, weight in enumerate(group["params"]):
-                if weight.requires_grad:
-                    records = record.layers() if (record := record_of(weight)) is not None else []
-                    layers.append(_Layer(_name(group, i), group, weight, records))
-        return layers
+        return [
+            Layer(_name(group, i), weight, group, record.layers() if (record := record_of(weight)) else [])
+            for group in self.param_groups
+            for i, weight in enumerate(group["params"])
+            if weight.requires_grad
+        ]
 
-    def _finite(self, layers: list["_Layer"]) -> bool:
-        for layer in layers:
-            if not all(record.is_finite() for record in layer.records):
-                if self.on_nonfinite == "skip":
-                    return False
-                raise FloatingPointError(
-                    f"{layer.name}: the layer's input or output gradient is not finite; look for an overflow "
-                    'in the loss or a lower layer, or pass on_nonfinite="skip"'
-                )
-        return True
+    def accept(self, layers: list[Layer], found: list[Check]) -> bool:
+        """Whether all records are finite; if not, the step is skipped or an error names the layer."""
+        names = [layer.name for layer in layers for _ in layer.records]
+        bad = [name for name, check in zip(names, found, strict=True) if not check.finite]
+        if bad and self.on_nonfinite == "raise":
+            raise FloatingPointError(
+                f"{bad[0]}: the layer's input or output gradient is not finite; look for an overflow "
+                'in the loss or a lower layer, or pass on_nonfinite="skip"'
+            )
+        return not bad
 
-    def _pose(self, layer: "_Layer") -> tuple[list[BinaryLeastSquares], list[Tensor | None], Tensor | None]:
-        """The problems of a layer, their units that rest, and the average of their linear terms."""
-        rows, target_rms, momentum, rank = (
-            layer.group[k] for k in ("rows", "target_rms", "momentum", "rank")
-        )
-        problems = [BinaryLeastSquares.from_record(r, rows, target_rms) for r in layer.records]
-        idle = [None if target_rms is None else idle_units(problem.V) for problem in problems]
-        if not momentum:
-            return problems, idle, None
-        state = self.state[layer.weight]
-        fields = [problem.fields().T for problem in problems]  # (m, n) each
-        if state:
-            weight = (1 - momentum) / (1 - momentum ** (state["steps"] + 1))  # no bias to a zero at the start
-            past = state["average"].chunk(len(problems))
-            fields = [now.lerp_(old.to(now), 1 - weight) for now, old in zip(fields, past, strict=True)]
-        problems = [p.driven_by(h.T, rank) for p, h in zip(problems, fields, strict=True)]
-        return problems, idle, fields[0] if len(fields) == 1 else torch.cat(fields)
+    def _prepared(self, layer: Layer, found: Iterator[tuple[Check, Tensor]]) -> Layer:
+        settings = {name: layer.group[name] for name in ("rows", "target_rms")}
+        records = [functional.prepared(record, next(found), **settings) for record in layer.records]
+        return layer._replace(records=records)
 
-    def _forget(self) -> None:
+    def pose(self, layer: Layer) -> list[BinaryQuadratic]:
+        """The problems of one layer's step, one per group of channels. Override it to try another step."""
+        settings = {name: layer.group[name] for name in ("rows", "target_rms", "momentum", "rank")}
+        state = self.state.get(layer.weight, {}) if settings["momentum"] else {}
+        past = [None] * len(layer.records)
+        if "exp_avg" in state:
+            dtype = layer.records[0].grad.dtype
+            past = state["exp_avg"].flatten(1).to(dtype).chunk(len(layer.records))
+        return [
+            functional.pose(record, **settings, exp_avg=own, step=state.get("step", 0))
+            for record, own in zip(layer.records, past, strict=True)
+        ]
+
+    def _move(self, layer: Layer, problems: list[BinaryQuadratic], solutions: list[Solution]) -> None:
+        group, weight = layer.group, layer.weight
+        lr, clamp = float(group["lr"]), group["clamp"]
+        rows = weight.flatten(1)  # (m, n)
+        for part, solution in zip(rows.chunk(len(solutions)), solutions, strict=True):
+            functional.move_(part, solution.spins.T, solution.problem.idle, lr, clamp)
+        if rows.data_ptr() != weight.data_ptr():  # channels last: the rows were a copy
+            weight.copy_(rows.view_as(weight))
+        if group["momentum"]:
+            state = self.state[weight]
+            averages = [problem.H.T for problem in problems]
+            joined = averages[0] if len(averages) == 1 else torch.cat(averages)
+            state.update(step=state.get("step", 0) + 1, exp_avg=joined.view(weight.shape))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients and the records of all weights."""
+        super().zero_grad(set_to_none)
         for group in self.param_groups:
             for weight in group["params"]:
                 if (record := record_of(weight)) is not None:
                     record.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
+        solver = self.solver.state_dict()
+        return super().state_dict() | {"run": dict(self.run)} | ({"solver": solver} if solver else {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
+        super().load_state_dict(own)
+        self.run = dict(state_dict["run"])
+        if "solver" in state_dict:
+            self.solver.load_state_dict(state_dict["solver"])
+
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad")}
+        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "run")}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            group.setdefault("rank", None)  # a checkpoint from before there were ranks goes on as it was
             for weight in group["params"]:  # a copied weight has lost its record
                 start_recording(weight, self.keep_grad)
 
 
-class _Layer(NamedTuple):
-    name: str
-    group: dict[str, Any]
-    weight: Tensor
-    records: list[LayerRecord]  # one for each group of channels
-
-
 def evaluate(closure: Callable[[], Any] | None) -> Any:
-    """The loss of a closure, which needs gradients, inside a step, which has none."""
+    """The loss of a closure, evaluated with gradients although :meth:`step` runs without them."""
     if closure is None:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def _move(weight: Tensor, idle: Tensor | None, blocks: Iterable[Tensor], group: dict[str, Any]) -> None:
-    """``Ω ← clamp(Ω - lr · G)``, some units after the other, as the solver gives them; idle ones rest."""
-    lr, clamp, start = float(group["lr"]), group["clamp"], 0
-    kept = None if idle is None else weight[idle]
-    for spins in blocks:
-        part = weight[start : start + len(spins)].add_(spins, alpha=-lr)
-        if clamp is not None:
-            part.clamp_(-clamp, clamp)
-        start += len(spins)
-    if idle is not None and kept is not None:
-        weight[idle] = kept
 
 
 def _name(group: dict[str, Any], index: int) -> str:
@@ -254,5 +265,5 @@ def _missing(name: str, empty: bool) -> str:
     return (
         f"{name}: no backward pass has left a record since the last step. Expected: the weight of a binary "
         "layer (binary_parameters(model)) in training mode (model.train()), used in the forward pass, and "
-        "loss.backward() before step(). A weight that should rest has requires_grad=False."
+        "loss.backward() before step(). A weight that should not train has requires_grad=False."
     )

@@ -3,19 +3,19 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 from spingrad.qpu.calls import Call, block_sizes, schedule
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO, BudgetError, Journal
 from spingrad.qpu.packing import PREFACTOR, Ising, Reading, packed
 from spingrad.qpu.service import QPUService
 from spingrad.qpu.submission import GraphChangedError, Submission
+from spingrad.rows import DenseRows
 from spingrad.solvers.base import Solution, Solver
 
 log = logging.getLogger(__name__)
@@ -126,10 +126,10 @@ class QPUSolver(Solver):
     def close(self) -> None:
         self._journal.close()
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
-    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         layers = [_Layer(problem, self.block_size) for problem in problems]
         rounds = max((len(layer.blocks) for layer in layers), default=0)
         try:
@@ -145,7 +145,7 @@ class QPUSolver(Solver):
             return self.fallback.solve_all(problems, seed=seed)
         return [layer.solution() for layer in layers]
 
-    def _sample(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
+    def _sample(self, parts: Sequence[BinaryQuadratic], key: str) -> list[list[Reading]]:
         """Samples of every unit of every part."""
         try:
             return self._sample_once(parts, key)
@@ -154,7 +154,7 @@ class QPUSolver(Solver):
             self._journal.keep_chip(self.chip)
             return self._sample_once(parts, key)
 
-    def _sample_once(self, parts: Sequence[BinaryLeastSquares], key: str) -> list[list[Reading]]:
+    def _sample_once(self, parts: Sequence[BinaryQuadratic], key: str) -> list[list[Reading]]:
         units = [(i, ising) for i, part in enumerate(parts) for ising in _ising_of(part)]
         calls = self._calls(tuple(len(ising.h) for _, ising in units), key)
         with ThreadPoolExecutor(self.calls_in_flight) as pool:
@@ -205,22 +205,22 @@ class QPUSolver(Solver):
 class _Layer:
     """One layer's problem while its blocks are solved in turn."""
 
-    def __init__(self, problem: BinaryLeastSquares, block_size: int) -> None:
+    def __init__(self, problem: BinaryQuadratic, block_size: int) -> None:
         self.problem = problem
-        H = None if problem.H is None else problem.H.double().cpu()
-        self.work = BinaryLeastSquares(problem.Z.double().cpu(), problem.V.double().cpu(), H=H)
+        double = problem.double()
+        self.Z, self.H = double.rows.dense().cpu(), double.H.cpu()
         self.blocks = torch.arange(problem.num_spins).split(block_sizes(problem.num_spins, block_size))
-        self.spins = torch.zeros(problem.num_spins, problem.num_units, dtype=torch.float64)
+        self.spins = torch.zeros_like(self.H)
         self.broken = torch.zeros(problem.num_units, dtype=torch.float64)
         self.visits = 0
 
-    def part(self, block: int) -> BinaryLeastSquares:
+    def part(self, block: int) -> BinaryQuadratic:
         """The problem of one block, the others fixed."""
         own = self.blocks[block]
         others = self.spins.clone()
         others[own] = 0
-        H = None if self.work.H is None else self.work.H[own]
-        return replace(self.work, Z=self.work.Z[:, own], V=self.work.V - self.work.Z @ others, H=H)
+        z = self.Z[:, own]
+        return BinaryQuadratic.of(DenseRows(z), self.H[own] - z.T @ (self.Z @ others))
 
     def settle(self, block: int, readings: Sequence[Reading]) -> None:
         """Take the best sample of every unit, unless the block was better before."""
@@ -233,13 +233,11 @@ class _Layer:
         self.visits += 1
 
     def solution(self) -> Solution:
-        spins = self.spins.to(self.problem.Z)
-        return Solution(
-            spins, self.problem.energy(spins), {"chain_breaks": self.broken / max(self.visits, 1)}
-        )
+        info = {"chain_breaks": self.broken / max(self.visits, 1)}
+        return Solution(self.problem, self.spins.to(self.problem.H), info)
 
 
-def _ising_of(problem: BinaryLeastSquares) -> list[Ising]:
+def _ising_of(problem: BinaryQuadratic) -> list[Ising]:
     """Every unit in Ising form; they share their couplings."""
-    J = (2 * (problem.Z.T @ problem.Z).triu(1)).cpu().numpy()
-    return [Ising(h, J) for h in (-2 * problem.fields()).T.contiguous().cpu().numpy()]
+    J = (2 * problem.rows.gram().triu(1)).cpu().numpy()
+    return [Ising(h, J) for h in (-2 * problem.H).T.contiguous().cpu().numpy()]

@@ -1,59 +1,58 @@
-"""What a solver is: it takes a problem and returns spins, and says what they cost."""
+"""What a solver is: it takes a problem and returns spins."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
-    """Spins, one column per unit, and the energy of each column.
+    """Spins for a problem, one column per unit.
 
     Args:
+        problem: The problem that they answer.
         spins: Entries exactly -1 or +1, shape ``(n, m)``, in the dtype and on the device of the problem.
-        energy: Energy of each unit's spins, shape ``(m,)``.
         info: What else the solver has to say (as dimod's ``SampleSet.info``).
     """
 
+    problem: BinaryQuadratic
     spins: Tensor
-    energy: Tensor
     info: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def energy(self) -> Tensor:  # (m,)
+        """Energy of each unit's spins; computed when it is first asked for."""
+        return self.problem.energy(self.spins)
 
 
 class Solver(ABC):
-    """Finds spins that make ``‖V - Z G‖²`` small.
+    """Finds spins that make the energy of a problem small.
 
-    A subclass writes ``solve``. A solver that can pack several problems into one call overrides
-    ``solve_all``, which gets all layers of a training step together.
+    A subclass writes :meth:`solve`. A solver that can pack several problems into one call overrides
+    :meth:`solve_all`, which gets all layers of a training step together.
     ``spingrad.testing.check_solver`` tests the contract.
 
     Example:
+        >>> import torch
         >>> class AllUp(Solver):
         ...     def solve(self, problem, *, seed=0):
-        ...         spins = problem.fields().fill_(1)
-        ...         return Solution(spins, problem.energy(spins))
+        ...         return Solution(problem, torch.ones_like(problem.H))
     """
 
     @abstractmethod
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         """Solve every unit of one problem. Equal seeds give equal answers."""
 
-    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         """Solve the problems of one step; each gets a seed of its own."""
         return [self.solve(p, seed=derive_seed(seed, i)) for i, p in enumerate(problems)]
-
-    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
-        """The spins of each problem as rows of a weight, ``(units, n)``, some units after the other.
-
-        A solver may hand out units as it goes, so that their weights move while spins are in the cache.
-        """
-        return [[solution.spins.T] for solution in self.solve_all(problems, seed=seed)]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the optimizer keeps of the solver: nothing, unless it spends money."""

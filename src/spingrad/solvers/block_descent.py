@@ -1,26 +1,25 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from spingrad.kernels.descent import HAS_NUMBA, Backend, can_feed_back, feed_back_, flip_
-from spingrad.problem import BinaryLeastSquares, PatchLeastSquares
-from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.kernels.descent import HAS_NUMBA, Backend, flip_
+from spingrad.kernels.feedback import can_feed_back, feed_back_
+from spingrad.problem import BinaryQuadratic
+from spingrad.solvers.base import Solution, Solver
 
 SMALL_FAN_IN = 32
-_Block = tuple[Tensor, Tensor]
-CACHED = 2**20  # spins set together, so that they are still in the cache when they move the weights
 
 
 class BlockDescentSolver(Solver):
     """Descend on all units together, a block of inputs at a time; the default solver.
 
-    The first sweep starts at ``G = 0`` and sets every spin once, while a residual feeds the error of the
-    spins set so far back into those that follow (starting at the sign of the gradient would overshoot):
+    The first sweep starts at ``G = 0`` and sets every spin once. The outputs ``U = Z G`` of the spins set so
+    far are fed back into the fields of those that follow (starting at the sign of ``H`` would overshoot):
 
-        ``G_b = sign(Z_bᵀ R),  R ← R - Z_b G_b``
+        ``G_b = sign(H_b - Z_bᵀ U),  U ← U + Z_b G_b``
 
     Its cost is at most two matrix products, linear in rows, inputs and units. Further sweeps visit the
     spins in the same order and flip each whose flip lowers the energy, so the energy never rises.
@@ -38,7 +37,7 @@ class BlockDescentSolver(Solver):
             ``"torch"``, or by default numba where it can.
 
     Example:
-        >>> problem = BinaryLeastSquares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
+        >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
         >>> BlockDescentSolver().solve(problem).spins
         tensor([[ 1.],
                 [-1.]])
@@ -67,96 +66,76 @@ class BlockDescentSolver(Solver):
         """Many restarts, for layers of up to 64 inputs: on average within 0.1 % of the optimum there."""
         return cls(num_sweeps=8, num_reads=64)
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         sweeps, reads, block = self._effort(problem)
-        if _compression_pays(problem, sweeps * reads):
-            problem = problem.compressed()
+        small = problem.compressed() if _compression_pays(problem, sweeps * reads) else problem
         if reads > 1:
-            return self._best_of(problem, reads, sweeps, seed)
-        R = problem.V.clone().T
-        G = R.new_zeros(problem.num_units, problem.num_spins)
+            return Solution(problem, self._best_of(small, reads, sweeps, seed).T)
+        H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
+        G, U = torch.zeros_like(H), H.new_zeros(len(H), len(small.rows))
         if block > 1:
-            z, g = self._error_feedback(problem, G, R, block)
-            R.addmm_(g, z.T, alpha=-1)
+            G = self._error_feedback(small, H, U, block, last=sweeps == 1)
             sweeps -= 1
-        self._descend(problem, G, R, sweeps)
-        return Solution(G.T, _energy(problem, G, R) + problem.offset)
+        self._descend(small, H, G, U, sweeps)
+        return Solution(problem, G.T)
 
-    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
-        return [self._stream(problem, derive_seed(seed, i)) for i, problem in enumerate(problems)]
-
-    def _stream(self, problem: BinaryLeastSquares, seed: int) -> Iterator[Tensor]:
-        sweeps, reads, block = self._effort(problem)
-        if sweeps * reads > 1 or block == 1 or _compression_pays(problem, 1):
-            yield self.solve(problem, seed=seed).spins.T
-            return
-        once = isinstance(problem, PatchLeastSquares)  # or patches would be unfolded again for every part
-        for units in problem.units(problem.num_units if once else max(1, CACHED // problem.num_spins)):
-            G = units.V.new_empty(units.num_units, units.num_spins + 16)[:, :-16]  # no stride of 4096 bytes
-            self._error_feedback(units, G, units.V.clone().T, block)
-            yield G
-
-    def _effort(self, problem: BinaryLeastSquares) -> tuple[int, int, int]:
+    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int, int]:
         """Sweeps, reads and the block size of the first sweep, chosen by the fan-in where not given."""
         n = problem.num_spins
         sweeps = self.num_sweeps or (8 if n <= SMALL_FAN_IN else 1)
         reads = self.num_reads or (8 if n <= SMALL_FAN_IN else 1)
-        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(*problem.shape)
+        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(*problem.rows.shape)
         return sweeps, reads, self.block_size or block
 
-    def _best_of(self, problem: BinaryLeastSquares, reads: int, sweeps: int, seed: int) -> Solution:
-        """Restarts are more units: one descent takes all of them."""
-        n, m = problem.num_spins, problem.num_units
+    def _best_of(self, problem: BinaryQuadratic, reads: int, sweeps: int, seed: int) -> Tensor:  # (m, n)
+        """The best of several starts for every unit; restarts are more units, so one descent takes all."""
+        n, m = problem.H.shape
         generator = torch.Generator().manual_seed(seed)
         random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
-        G = torch.cat([problem.Z.new_zeros(m, n), random.to(problem.Z)])
-        H = None if problem.H is None else problem.H.repeat(1, reads)
-        many = BinaryLeastSquares(problem.Z, problem.V.repeat(1, reads), H=H)
-        R = many.V.clone().T.addmm_(G, problem.Z.T, alpha=-1)
-        self._descend(many, G, R, sweeps)
-        energy, best = _energy(many, G, R).view(reads, m).min(0)
-        spins = G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
-        return Solution(spins.T, energy + problem.offset)
+        G = torch.cat([problem.H.new_zeros(m, n), random.to(problem.H)])
+        H = problem.H.T.repeat(reads, 1)
+        U = G @ problem.rows.dense().T
+        self._descend(problem, H, G, U, sweeps)
+        energy = U.square().sum(1) - 2 * (H * G).sum(1)
+        best = energy.view(reads, m).argmin(0)
+        return G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
 
-    def _error_feedback(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, size: int) -> _Block:
-        """Spins from zero, a block at once, each block knowing the error of those before it.
+    def _error_feedback(
+        self, problem: BinaryQuadratic, H: Tensor, U: Tensor, size: int, last: bool
+    ) -> Tensor:
+        """Spins from zero, one block after the other, each block knowing the outputs of those before it.
 
-        ``G`` (m, n) receives the spins. ``R`` (m, r) becomes the residual of all blocks but the last, which
-        is returned: its ``Z`` and its spins. Few rows are one block, whose spins know of each other.
+        With few rows a kernel sets spin after spin, which is finer than blocks, and faster. ``U`` (m, r)
+        receives the outputs of the spins, unless this is the ``last`` sweep, which does not need them all.
         """
-        driven = problem.V.sum() or problem.V.any()  # if not, the linear term alone drives the spins
-        H = None if driven else problem.H
-        if H is not None and not self.block_size and can_feed_back(R, self.backend):
-            feed_back_(H.T, problem.Z, G)
-            return problem.Z, G
-        one, last = G.new_ones(()), None
-        for own, z, h in problem.blocks(size):
-            if last is not None:
-                R.addmm_(last[1], last[0].T, alpha=-1)
+        G = H.new_empty(len(H), H.shape[1] + 16)[:, :-16]  # rows that are not 4096 bytes apart
+        if not self.block_size and can_feed_back(H, len(problem.rows), self.backend):
+            feed_back_(H, problem.rows.dense(), G)
+            if not last:
+                torch.mm(G, problem.rows.dense().T, out=U)
+            return G
+        one = G.new_ones(())
+        for own, z in _blocks(problem, size):
             g = G[:, own]
-            field = _fields(R, z, h, out=g) if H is None or h is None or last is not None else h
-            last = z, torch.copysign(one, field, out=g)  # a tie may fall either way
-        assert last is not None
-        return last
+            field = H[:, own] if own.start == 0 else torch.addmm(H[:, own], U, z, alpha=-1, out=g)
+            torch.copysign(one, field, out=g)  # a tie may fall either way
+            if not last or own.stop < problem.num_spins:
+                U.addmm_(g, z.T)
+        return G
 
-    def _descend(self, problem: BinaryLeastSquares, G: Tensor, R: Tensor, sweeps: int) -> None:
-        """Set spin after spin to the sign of its field; ``G`` (m, n) and residual ``R`` (m, r) change."""
-        blocks = [(z.T @ z, z, h, G[:, own]) for own, z, h in problem.blocks(32)] if sweeps else []
+    def _descend(self, problem: BinaryQuadratic, H: Tensor, G: Tensor, U: Tensor, sweeps: int) -> None:
+        """Set spin after spin to the sign of its field; ``G`` (m, n) and its outputs ``U`` (m, r) change."""
+        blocks = [(z.T @ z, z, H[:, own], G[:, own]) for own, z in _blocks(problem, 32)] if sweeps else []
         for _ in range(sweeps):
             for K, z, h, g in blocks:
-                R.addmm_(flip_(K, _fields(R, z, h), g, self.backend), z.T, alpha=-1)
+                U.addmm_(flip_(K, torch.addmm(h, U, z, alpha=-1), g, self.backend), z.T)
 
 
-# All below is in the layout of nn.Linear.weight, one row per unit: transposing G costs as much as a sweep.
-
-
-def _fields(R: Tensor, z: Tensor, h: Tensor | None, out: Tensor | None = None) -> Tensor:  # (m, b)
-    return torch.mm(R, z, out=out) if h is None else torch.addmm(h, R, z, out=out)
-
-
-def _energy(problem: BinaryLeastSquares, G: Tensor, R: Tensor) -> Tensor:  # (m,)
-    energy = R.square().sum(1)
-    return energy if problem.H is None else energy - 2 * (problem.H.T * G).sum(1)
+def _blocks(problem: BinaryQuadratic, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """About ``size`` inputs at a time: which, and their columns of ``Z``."""
+    start = 0
+    for z in problem.rows.blocks(size):
+        yield slice(start, start := start + z.shape[1]), z
 
 
 def _block_size(r: int, n: int) -> int:
@@ -164,7 +143,7 @@ def _block_size(r: int, n: int) -> int:
     return 32 if r <= 32 else 16 * -(-n // 48)
 
 
-def _compression_pays(problem: BinaryLeastSquares, sweeps: int) -> bool:
+def _compression_pays(problem: BinaryQuadratic, sweeps: int) -> bool:
     """Is a QR factorisation cheaper than the rows it saves? Each sweep costs 4 r n m operations."""
-    (r, n), m = problem.shape, problem.num_units
-    return r > n and 4 * r * n**2 + 2 * r * n * m + 4 * n * n * m * sweeps < 4 * r * n * m * sweeps
+    (r, n), m = problem.rows.shape, problem.num_units
+    return r > n and 4 * r * n**2 + 4 * n * n * m * sweeps < 4 * r * n * m * sweeps

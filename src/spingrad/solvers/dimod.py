@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 from spingrad.solvers._openjij import OpenJijSampler, is_openjij
 from spingrad.solvers.base import Solution, Solver, derive_seed
 
@@ -27,7 +27,7 @@ class DimodSolver(Solver):
     Example:
         >>> from dwave.samplers import SimulatedAnnealingSampler
         >>> solver = DimodSolver(SimulatedAnnealingSampler(), num_reads=10, num_sweeps=100)
-        >>> problem = BinaryLeastSquares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
+        >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
         >>> solver.solve(problem).spins
         tensor([[ 1.],
                 [-1.]])
@@ -42,23 +42,22 @@ class DimodSolver(Solver):
         self.sampler = sampler
         self.sample_kwargs = sample_kwargs
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         import dimod
 
         double = problem.double()
-        gram = (double.Z.T @ double.Z).cpu().numpy()
+        gram = double.rows.gram().cpu().numpy()
         couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
-        biases = (-2 * double.fields()).T.cpu().numpy()
+        biases = (-2 * double.H).T.cpu().numpy()
         sampler = OpenJijSampler(self.sampler) if is_openjij(self.sampler) else self.sampler
         own_seed = "seed" in getattr(sampler, "parameters", ()) and "seed" not in self.sample_kwargs
         columns = []
         for unit, h in enumerate(biases):
-            bqm = couplings.copy()  # the units differ in their biases alone
+            bqm = couplings.copy()  # the units differ only in their biases
             bqm.add_linear_from_array(h)
             extra = {"seed": derive_seed(seed, unit)} if own_seed else {}
             columns.append(_best(sampler.sample(bqm, **self.sample_kwargs, **extra)))
-        spins = torch.stack(columns, 1).to(problem.Z)
-        return Solution(spins, problem.energy(spins))
+        return Solution(problem, torch.stack(columns, 1).to(problem.H))
 
 
 def _best(samples: "dimod.SampleSet") -> Tensor:

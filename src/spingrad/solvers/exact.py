@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from spingrad.kernels.descent import HAS_NUMBA, compiled, decode
+from spingrad.kernels.decode import decode
+from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
+from spingrad.rows import DenseRows
 from spingrad.solvers.base import Solution, Solver
 from spingrad.solvers.block_descent import BlockDescentSolver
 
 ENUMERABLE = 12
 MOST_VALUES = 200  # of a sum of spins that is one coordinate of the search
+FIELD_ROUNDING = 1e-6  # of the largest field: sums in single precision round differently
 NODES_PER_SLICE = 1_000_000 if HAS_NUMBA else 2_000  # between looks at the clock
 
 
@@ -32,7 +35,7 @@ class ExactSolver(Solver):
         time_limit: Seconds for each call of ``solve``, over all units.
 
     Example:
-        >>> problem = BinaryLeastSquares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
+        >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
         >>> ExactSolver().solve(problem).info["proved"]
         tensor([True])
     """
@@ -44,25 +47,25 @@ class ExactSolver(Solver):
             raise ValueError(f"time_limit is None or a positive number of seconds, got {time_limit}")
         self.max_nodes, self.time_limit = max_nodes, time_limit
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         double = problem.double()
         if problem.num_spins <= ENUMERABLE:
             spins, info = _enumerate(double), {"proved": torch.ones(problem.num_units, dtype=torch.bool)}
         else:
             spins, info = self._search(double, seed)
-        return Solution(spins.to(problem.Z), double.energy(spins.to(double.Z)).to(problem.Z.dtype), info)
+        return Solution(problem, spins.to(problem.H), info)
 
-    def _search(self, problem: BinaryLeastSquares, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-        spins = spins_of(problem.fields()).cpu()  # right for inputs that are always zero
-        live = problem.Z.abs().amax(0) > 0
-        if live.any():
-            H = None if problem.H is None else problem.H[live]
-            part = BinaryLeastSquares(problem.Z[:, live], problem.V, problem.offset, H)
-            spins[live.cpu()], info = self._search_live(part, seed)
+    def _search(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+        spins = spins_of(problem.H).cpu()  # right for inputs that are always zero
+        Z = problem.rows.dense()
+        used = Z.abs().amax(0) > 0
+        if used.any():
+            part = replace(problem, rows=DenseRows(Z[:, used]), H=problem.H[used])
+            spins[used.cpu()], info = self._search_used(part, seed)
             return spins, info
         return spins, {"proved": torch.ones(problem.num_units, dtype=torch.bool)}
 
-    def _search_live(self, problem: BinaryLeastSquares, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _search_used(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         deadline = float("inf") if self.time_limit is None else time.monotonic() + self.time_limit
         bundles, whole, problem = list(_bundles(problem)), problem, problem.compressed()
         start = BlockDescentSolver(num_sweeps=16, num_reads=16).solve(problem, seed=seed).spins.cpu()
@@ -72,7 +75,7 @@ class ExactSolver(Solver):
             problem = _of_bundles(whole, bundles).compressed()
         counts = torch.tensor([len(bundle.values) for bundle in bundles])
         values = nn.utils.rnn.pad_sequence([bundle.values for bundle in bundles], batch_first=True)
-        gram, fields = (problem.Z.T @ problem.Z).cpu(), problem.fields().cpu()
+        gram, fields = problem.rows.gram().cpu(), problem.H.cpu()
         shifts, centers = _tightest_shifts(gram, fields, alone)
         proved = torch.zeros(problem.num_units, dtype=torch.bool)
         nodes = torch.zeros(problem.num_units, dtype=torch.long)
@@ -140,14 +143,15 @@ class _Bundle:
 _ALONE = torch.ones(1).double(), torch.tensor([-1.0, 1.0]).double(), torch.tensor([[-1.0], [1.0]]).double()
 
 
-def _bundles(problem: BinaryLeastSquares) -> Iterator[_Bundle]:
+def _bundles(problem: BinaryQuadratic) -> Iterator[_Bundle]:
     """Which spins belong together. Their couplings are parallel, which leaves a search little to prune by."""
-    rows = problem.Z.T if problem.H is None else torch.cat([problem.Z.T, problem.H], 1)
-    peaks = problem.Z.T.gather(1, problem.Z.T.abs().argmax(1, keepdim=True))
+    inputs = problem.rows.dense().T  # (n, r)
+    peaks = inputs.gather(1, inputs.abs().argmax(1, keepdim=True))
+    shapes, fields = inputs / peaks + 0.0, problem.H / peaks  # + 0.0: no negative zero
     alike: dict[bytes, list[int]] = {}
-    for i, row in enumerate((rows / peaks + 0.0).cpu().numpy()):  # + 0.0: no negative zero
+    for i, row in enumerate(shapes.cpu().numpy()):
         alike.setdefault(row.tobytes(), []).append(i)
-    for members in alike.values():
+    for members in _with_parallel_fields(alike, fields.cpu()):
         if len(members) == 1:
             yield _Bundle(members, *_ALONE)
             continue
@@ -163,20 +167,32 @@ def _bundles(problem: BinaryLeastSquares) -> Iterator[_Bundle]:
         yield _Bundle.of(strengths, sums)
 
 
-def _of_bundles(problem: BinaryLeastSquares, bundles: list[_Bundle]) -> BinaryLeastSquares:
+def _with_parallel_fields(alike: dict[bytes, list[int]], fields: Tensor) -> Iterator[list[int]]:
+    """Spins with parallel inputs, taken together if their fields are parallel too, up to rounding."""
+    for members in alike.values():
+        while members:
+            near = fields[members] - fields[members[0]]
+            limit = FIELD_ROUNDING * fields[members[0]].abs().max()
+            same = (near.abs().amax(1) <= limit).tolist()
+            yield [i for i, fits in zip(members, same, strict=True) if fits]
+            members = [i for i, fits in zip(members, same, strict=True) if not fits]
+
+
+def _of_bundles(problem: BinaryQuadratic, bundles: list[_Bundle]) -> BinaryQuadratic:
     """The problem over sums of spins: a bundle's inputs are those of its spins, all up."""
     first = [bundle.members[0] for bundle in bundles]
-    times = torch.stack([1 / bundle.strengths[0] for bundle in bundles]).to(problem.Z)
-    H = None if problem.H is None else problem.H[first] * times[:, None]
-    return BinaryLeastSquares(problem.Z[:, first] * times, problem.V, problem.offset, H)
+    times = torch.stack([1 / bundle.strengths[0] for bundle in bundles]).to(problem.H)
+    Z, H = problem.rows.dense()[:, first] * times, problem.H[first] * times[:, None]
+    return replace(problem, rows=DenseRows(Z), H=H)
 
 
-def _enumerate(problem: BinaryLeastSquares) -> Tensor:  # (n, m)
+def _enumerate(problem: BinaryQuadratic) -> Tensor:  # (n, m)
     n = problem.num_spins
-    bits = torch.arange(2**n, device=problem.Z.device)[:, None] >> torch.arange(n, device=problem.Z.device)
-    every = (bits & 1).mul_(2).sub_(1).to(problem.Z)  # (2^n, n)
-    own = (every @ problem.Z.T).square().sum(1)
-    best = [(own - 2 * every @ h).argmin() for h in problem.fields().T]
+    device = problem.H.device
+    bits = torch.arange(2**n, device=device)[:, None] >> torch.arange(n, device=device)
+    every = (bits & 1).mul_(2).sub_(1).to(problem.H)  # (2^n, n)
+    own = (every @ problem.rows.dense().T).square().sum(1)
+    best = [(own - 2 * every @ h).argmin() for h in problem.H.T]
     return every[torch.stack(best)].T
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver
 from spingrad.solvers.sign import SignSolver
 
@@ -45,10 +45,10 @@ class GurobiSolver(Solver):
         self.time_limit, self.parameters = time_limit, parameters
         _gurobipy().Env(empty=True, params=self._all_parameters(0)).dispose()  # names a wrong parameter now
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         gurobipy = _gurobipy()
         double = problem.double()
-        gram, fields = double.Z.T @ double.Z, double.fields()
+        gram, fields = double.rows.gram(), double.H
         # Bits are 0 where spins are -1: g = 2x - 1.
         linear = (-4 * (gram.sum(1, keepdim=True) + fields)).cpu().numpy()
         constant = double.energy(torch.full_like(fields, -1)).tolist()
@@ -68,8 +68,7 @@ class GurobiSolver(Solver):
                 if model.SolCount > 0:
                     spins[:, unit] = torch.from_numpy(x.X.round()).mul_(2).sub_(1)
                     proved[unit], gap[unit] = model.Status == gurobipy.GRB.OPTIMAL, model.MIPGap
-        spins = spins.to(problem.Z)
-        return Solution(spins, problem.energy(spins), {"proved": proved, "gap": gap})
+        return Solution(problem, spins.to(problem.H), {"proved": proved, "gap": gap})
 
     def _all_parameters(self, seed: int) -> dict[str, Any]:
         defaults = {"OutputFlag": 0, "PreQLinearize": 0, "Threads": 1, "MIPGap": 0.0}

@@ -1,0 +1,130 @@
+"""The mathematics of one step, as functions of tensors: prepare, scale, average, pose, move."""
+
+import torch
+from torch import Tensor
+
+from spingrad.problem import BinaryQuadratic
+from spingrad.record import Check, LayerRecord, checks
+from spingrad.rows import DenseRows, Rows
+from spingrad.scaling import TargetRms, Weighting, jacobian, leading, suitable_target, target_factor, unit_rms
+
+MOVED_AT_ONCE = 2**17  # weights, so that they are still in the cache when they are clamped
+
+
+def prepared(
+    record: LayerRecord,
+    found: tuple[Check, Tensor] | None = None,
+    *,
+    rows: Weighting = "uniform",
+    target_rms: TargetRms = "auto",
+) -> LayerRecord:
+    """The rows of a record that have a gradient; the paper takes all rows.
+
+    Args:
+        record: Inputs and output gradients.
+        found: What :func:`~spingrad.record.checks` found; by default it is called here.
+        rows: As in :class:`~spingrad.QPSBGD`, like the argument that follows.
+        target_rms: Gradients are rescaled before their squares underflow, if the target does not depend on
+            their size.
+    """
+    check, live = checks([record])[0] if found is None else found
+    if rows == "uniform":
+        record = record.only(live, check.live)
+    return record.rescaled() if check.tiny and target_rms is not None else record
+
+
+def scale(
+    record: LayerRecord, rows: Weighting = "uniform", target_rms: TargetRms = "auto"
+) -> tuple[Rows, Tensor, Tensor]:
+    """``Z`` from the inputs, and the factor that turns each unit's gradient into its target.
+
+    Args:
+        record: Inputs and output gradients.
+        rows: How the rows are weighted, as in :class:`~spingrad.QPSBGD`.
+        target_rms: Root mean square of each unit's target; ``None`` keeps the gradient, as in the paper.
+
+    Returns:
+        ``Z``, the factors of shape ``(m,)``, and the root mean square of each unit's target, shape ``(m,)``.
+    """
+    Z = jacobian(record.rows, rows)
+    rms = unit_rms(record.grad, max(1, len(Z)))
+    if target_rms is None:
+        return Z, torch.ones_like(rms), rms
+    target = suitable_target(Z) if target_rms == "auto" else target_rms * Z.fixed_target_factor
+    factor = target_factor(rms, target)
+    return Z, factor, rms * factor
+
+
+def average(
+    Z: Rows, grad: Tensor, factor: Tensor, momentum: float, exp_avg: Tensor | None, step: int
+) -> Tensor:
+    """The running average of ``ZᵀV`` after this step, in the layout of a weight, shape ``(m, n)``.
+
+    Args:
+        Z: Rows.
+        grad: Output gradient.
+        factor: Factor of each unit's gradient, which makes ``V`` of it.
+        momentum: Weight of the past. Zero: this step alone.
+        exp_avg: The average before this step, shape ``(m, n)``, or ``None`` at the first step.
+        step: Number of steps in ``exp_avg``.
+    """
+    if not momentum or exp_avg is None:
+        return Z.pull_back(grad, factor)
+    weight = (1 - momentum) / (1 - momentum ** (step + 1))  # no bias to a zero at the start
+    return Z.pull_back(grad, factor, exp_avg, weight)
+
+
+def pose(
+    record: LayerRecord,
+    *,
+    rows: Weighting = "uniform",
+    target_rms: TargetRms = "auto",
+    momentum: float = 0.0,
+    rank: int | None = None,
+    exp_avg: Tensor | None = None,
+    step: int = 0,
+) -> BinaryQuadratic:
+    """The problem of one layer's step.
+
+    Args:
+        record: Inputs and output gradients, as :func:`prepared` leaves them.
+        rows: As in :class:`~spingrad.QPSBGD`, like the three arguments that follow.
+        target_rms: Root mean square of each unit's target.
+        momentum: Weight of the past in the linear term.
+        rank: With momentum, how many leading directions the quadratic term keeps; ``None`` for all.
+        exp_avg: The linear term's average before this step, shape ``(m, n)``.
+        step: Number of steps in ``exp_avg``.
+
+    Returns:
+        The problem. Its ``H`` is the new average, transposed.
+    """
+    if rows == "normalized":
+        record = record.dense()  # rows of their own weight each
+    Z, factor, rms = scale(record, rows, target_rms)
+    H = average(Z, record.grad, factor, momentum, exp_avg, step).T
+    # As published, every unit moves, unless the whole layer has no gradient at all.
+    idle = (rms == 0).all().expand_as(rms) if target_rms is None else rms == 0
+    if not momentum:
+        return BinaryQuadratic(Z, H, len(Z) * rms.square(), idle)  # ‖V - Z G‖²
+    if rank is not None:
+        Z = DenseRows(leading(*Z.sketch, rank))
+    return BinaryQuadratic(Z, H, torch.zeros_like(rms), idle)
+
+
+def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float | None) -> None:
+    """``Ω ← clamp(Ω - lr · G)`` for the units that are not idle.
+
+    Args:
+        weight: Latent weights, shape ``(m, n)``; changed in place.
+        spins: ``G``, shape ``(m, n)``.
+        idle: Units that stay, shape ``(m,)``.
+        lr: Learning rate.
+        clamp: Largest magnitude of a latent weight; ``None`` for no limit.
+    """
+    steps = torch.where(idle, 0.0, -lr).to(weight.dtype)[:, None]
+    size = max(1, MOVED_AT_ONCE // weight.shape[1])
+    parts = zip(weight.split(size), spins.split(size), steps.split(size), strict=True)
+    for own, direction, step in parts:
+        own.addcmul_(direction, step)
+        if clamp is not None:
+            own.clamp_(-clamp, clamp)
