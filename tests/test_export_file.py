@@ -207,14 +207,14 @@ def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):
     ("change", "message"),
     [
         (lambda n: n["stages"][0].update(channels=2), "bytes"),
-        (lambda n: n["stages"][0].update(kernel=[2**40, 2**40]), "kernel is a pair"),
-        (lambda n: n["stages"][0].update(stage="exec"), "none of linear"),
+        (lambda n: n["stages"][0].update(kernel=[2**40, 2**40]), "kernel must be a pair"),
+        (lambda n: n["stages"][0].update(stage="exec"), "must be one of linear"),
         (lambda n: n["stages"][0].update(more=1), "needs"),
         (lambda n: n["stages"].pop(), "no stage uses"),
         (lambda n: n.update(shape=[1, 20, 20]), "64 inputs got"),
-        (lambda n: n.update(shape=[1, 2**13, 2**13]), "numbers between two stages"),
+        (lambda n: n.update(shape=[1, 2**13, 2**13]), "values between two stages"),
         (lambda n: n.update(kind="integers"), "pixels"),
-        (lambda n: n["stages"].insert(0, {"stage": "flatten", "tensors": ["x"]}), "no tensor"),
+        (lambda n: n["stages"].insert(0, {"stage": "flatten", "tensors": ["x"]}), "is missing"),
     ],
 )
 def test_a_wrong_description_is_refused_even_if_its_checksum_fits(change, message, tmp_path):
@@ -252,7 +252,7 @@ def test_a_checkpoint_of_torch_weights_is_told_what_to_do(tmp_path):
     from safetensors.torch import save_file
 
     save_file(made(SIGN_NETWORKS[0]).state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(PackedFileError, match="packed first"):
+    with pytest.raises(PackedFileError, match="must be packed first"):
         PackedModel.load(tmp_path / "weights.safetensors")
     with pytest.raises(FileNotFoundError):
         PackedModel.load(tmp_path / "none.safetensors")
