@@ -14,7 +14,7 @@ from dwave.embedding import embed_bqm, verify_embedding
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.qpu import Chip, QPUService, QPUSolver, plan
-from spingrad.qpu.calls import block_sizes, schedule
+from spingrad.qpu.calls import block_sizes, calls_for
 from spingrad.qpu.embedding import fill, pages
 from spingrad.qpu.packing import Ising, Page, chain_strength
 from spingrad.qpu.service import encoded
@@ -172,11 +172,11 @@ def test_the_wire_format_is_the_clients(chip):
 
 
 def test_copies_of_the_units_save_reads(chip):
-    (call,) = schedule(chip, [3, 3], num_reads=40)
+    (call,) = calls_for(chip, [3, 3], num_reads=40)
     copies = Counter(call.units)
     assert copies[0] == copies[1] > 1
     assert call.num_reads == -(-40 // copies[0])
-    (alone,) = schedule(chip, [3, 3], num_reads=1)
+    (alone,) = calls_for(chip, [3, 3], num_reads=1)
     assert Counter(alone.units) == {0: 1, 1: 1}
 
 
@@ -201,6 +201,14 @@ def test_all_units_of_a_step_take_one_call_and_reach_the_optimum(solver):
         best = ExactSolver().solve(problem)
         torch.testing.assert_close(solution.energy, best.energy)
         assert solution.info["chain_breaks"].shape == (problem.num_units,)
+
+
+def test_leaving_the_context_closes_the_journal(solver):
+    with solver as same:
+        assert same is solver
+        solver.solve(random_problem(6, 4, 2, 0))
+    with pytest.raises(RuntimeError, match="closed"):
+        solver.solve(random_problem(6, 4, 2, 1), seed=1)
 
 
 def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):

@@ -16,7 +16,7 @@ from torch import nn
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.cli import main
 from spingrad.qpu import Journal, QPUService, QPUSolver, plan
-from spingrad.qpu.inspect import answered_calls, breaks_by_size, picture, places, rows
+from spingrad.qpu.inspect import answered_calls, breaks_by_size, picture, places, summary
 from spingrad.qpu.packing import Ising, packed, unpacked
 from spingrad.testing.sapi import Sapi
 
@@ -75,7 +75,7 @@ def test_the_plan_agrees_with_what_the_service_charged(run):
 
 def test_a_plan_is_printed_for_the_chip_that_is_asked(run, capsys):
     sapi, _ = run
-    options = ["--batch-size", "10", "--num-samples", "95", "--epochs", "3", "--num-reads", "20"]
+    options = ["--batch-size", "10", "--num-examples", "95", "--epochs", "3", "--num-reads", "20"]
     main(["qpu", "plan", "12-4-2", *options, "--connect"])
     printed = capsys.readouterr().out
     assert f"{sapi.solver_name}, {len(sapi.chip.qubits)} working qubits" in printed
@@ -85,25 +85,25 @@ def test_a_plan_is_printed_for_the_chip_that_is_asked(run, capsys):
 
 def test_a_plan_sends_nothing_unless_it_is_told_to(cache, capsys, monkeypatch):
     monkeypatch.setattr(QPUService, "__init__", lambda *_: pytest.fail("the service was asked"))
-    options = ["--batch-size", "50", "--num-samples", "1000", "--annealing-time", "50"]
+    options = ["--batch-size", "50", "--num-examples", "1000", "--annealing-time", "50"]
     main(["qpu", "plan", "4-4-2", *options, "--topology", "zephyr", "--block-size", "3"])
     printed = capsys.readouterr().out
     assert "ideal zephyr of size 12, 4800 working qubits" in printed
-    assert re.search(r"calls a step\s+2, in 2 rounds", printed)
+    assert re.search(r"calls per step\s+2, in 2 rounds", printed)
 
 
 @pytest.mark.parametrize("widths", ["16", "16-0", "16-x-2", "16--2"])
 def test_widths_that_are_none_are_refused(widths, capsys):
     with pytest.raises(SystemExit):
-        main(["qpu", "plan", widths, "--batch-size", "1", "--num-samples", "1"])
+        main(["qpu", "plan", widths, "--batch-size", "1", "--num-examples", "1"])
     assert "expected" in capsys.readouterr().err
 
 
 def test_a_service_that_cannot_be_reached_ends_the_command_with_a_sentence(monkeypatch):
     monkeypatch.setenv("DWAVE_API_TOKEN", "CANARY")
     monkeypatch.setenv("DWAVE_API_ENDPOINT", "http://127.0.0.1:9/")
-    with pytest.raises(SystemExit, match="no QPU to plan for") as stop:
-        main(["qpu", "plan", "4-2", "--batch-size", "1", "--num-samples", "1", "--connect"])
+    with pytest.raises(SystemExit, match="found no QPU to plan for") as stop:
+        main(["qpu", "plan", "4-2", "--batch-size", "1", "--num-examples", "1", "--connect"])
     assert "CANARY" not in str(stop.value)
 
 
@@ -145,9 +145,9 @@ def test_chain_breaks_are_counted_over_all_reads(run):
     assert list(breaks_by_size([call])) == [12]  # four spins need no chains
 
 
-def test_the_table_says_what_was_paid(run):
+def test_the_summary_says_what_was_paid(run):
     sapi, path = run
-    shown = dict(rows(Journal(path, read_only=True)))
+    shown = dict(summary(Journal(path, read_only=True)))
     assert shown["calls answered"] == str(STEPS)
     assert shown["QPU time charged"] == f"{sapi.charged_us * 1e-6:.3f} s"
     assert float(shown["broken chains, cliques of 12"].split()[0]) > 0
@@ -172,6 +172,15 @@ def test_a_run_is_drawn_from_its_journal_alone(run, tmp_path, capsys):
     assert out.stat().st_size < 400_000
     with pytest.raises(SystemExit, match="calls 1 to 3, got 4"):
         main(["qpu", "inspect", str(path), "--call", "4", "--out", str(out)])
+
+
+def test_a_run_is_printed_without_matplotlib_which_only_the_picture_needs(run, monkeypatch, capsys):
+    _, path = run
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    main(["qpu", "inspect", str(path)])
+    assert "QPU time charged" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r'pip install "spingrad\[plot\]"'):
+        main(["qpu", "inspect", str(path), "--call", "1"])
 
 
 def test_a_journal_without_answers_is_said_to_have_none(tmp_path):
