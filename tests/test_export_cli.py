@@ -65,6 +65,6 @@ def test_a_report_says_what_every_layer_gains(packed_file, capsys, one_thread):
     assert "int8" in said
 
 
-def test_nothing_to_do_is_an_error_that_says_what_there_is():
+def test_a_command_without_a_checkpoint_is_an_error_that_says_what_to_give():
     with pytest.raises(SystemExit, match="--to packed, c, onnx or qonnx"):
         main(["export"])

@@ -91,6 +91,8 @@ class QPUSolver(Solver):
         self.fallback, self.calls_in_flight = fallback, calls_in_flight
         self._service: QPUService | None = None
         if isinstance(journal, Journal):
+            if not journal.read_only:
+                raise ValueError("journal must be a path, or a Journal that was opened with read_only=True")
             self._journal = journal
         else:
             self._service = QPUService() if service is None else service
