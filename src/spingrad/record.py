@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -41,7 +42,7 @@ class LayerRecord:
         """
         if not self.grad.numel():
             return torch.tensor([1, 0, 0], device=self.grad.device), self.grad.new_zeros(0, dtype=torch.bool)
-        peaks = torch.linalg.vector_norm(self.grad, float("inf"), dim=1).flatten()
+        peaks = self.grad.abs().amax(1).flatten()
         live, peak = peaks > 0, peaks.max()
         finite = torch.isfinite(peak) & torch.isfinite(self.rows.peak())
         return torch.stack([finite.long(), live.sum(), (peak < _tiny(peak.dtype)).long()]), live
@@ -123,6 +124,7 @@ class Record:
         self._weight = weakref.ref(weight)
         self._passes: list[Pass] = []
         self._pending: tuple[int, list[Pass]] = (-1, [])  # of a backward pass that is under way
+        self._zeros: _Mark | None = None
         self._hook = weight.register_post_accumulate_grad_hook(self._commit)
 
     def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> None:
@@ -139,9 +141,17 @@ class Record:
         self._pending = (-1, [])
         if task == torch._C._current_graph_task_id():
             self._passes += passes
-            if type(weight.grad) is Tensor:
-                weight.grad = weight.grad.as_subclass(_Mark)
-                weight.grad.record = weakref.ref(self)  # type: ignore[attr-defined]
+            if not isinstance(weight.grad, _Mark):
+                weight.grad = self._marked(weight)
+
+    def _marked(self, weight: Tensor) -> "_Mark":
+        """The gradient if it is kept, else zeros, which take no memory before somebody writes to them."""
+        if self.keep_grad:
+            assert weight.grad is not None
+            return _Mark.of(weight.grad, self)
+        if self._zeros is None or self._zeros._version != 0:
+            self._zeros = _Mark.of(_untouched_zeros(weight), self)
+        return self._zeros
 
     def _cleared(self) -> bool:
         weight = self._weight()
@@ -196,12 +206,24 @@ class _Mark(Tensor):
     """``weight.grad`` of a weight with a record: setting it to zero in place clears the record too."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    record: "weakref.ref[Record]"
+
+    @staticmethod
+    def of(grad: Tensor, record: Record) -> "_Mark":
+        mark = grad.as_subclass(_Mark)
+        mark.record = weakref.ref(record)
+        return mark
 
     def zero_(self) -> Tensor:
-        record = getattr(self, "record", lambda: None)()
-        if record is not None:
+        if (record := self.record()) is not None:
             record.clear()
         return super().zero_()
+
+
+def _untouched_zeros(weight: Tensor) -> Tensor:
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(weight.shape, np.float32))  # the system gives zeroed pages late
+    return torch.zeros_like(weight)
 
 
 class _Note(torch.autograd.Function):
@@ -219,22 +241,38 @@ class _Note(torch.autograd.Function):
         if ctx.key == NOBODY:
             return grad, None, None, None, None
         (x,) = ctx.saved_tensors
-        take = _take_op if torch.compiler.is_compiling() else _take
-        mark = take(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
-        return grad, None, mark, None, None
+        if torch.compiler.is_compiling():
+            nothing = _take_op(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
+        else:
+            _take(x, grad, ctx.key, ctx.geometry)
+            nothing = _no_entries(ctx.shape, ctx.dtype, grad.device)
+        return grad, None, nothing, None, None
 
 
-def _take(
-    x: Tensor, grad: Tensor, key: int, geometry: list[int], shape: list[int], dtype: torch.dtype
-) -> Tensor:
-    """Note a pass. The zeros are for the weight: torch accumulates them if it accumulates at all."""
+def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
     if (record := _records.get(key)) is not None:
         record.note(x.detach(), grad, tuple(geometry))
+
+
+def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A gradient for the weight that costs nothing: torch accumulates it if it accumulates at all."""
+    index, values = torch.empty((len(shape), 0), dtype=torch.long), torch.empty(0, dtype=dtype)
+    return torch.sparse_coo_tensor(index, values, tuple(shape), device=device, check_invariants=False)
+
+
+@torch.library.custom_op("spingrad::take", mutates_args=())  # a compiled graph cannot hold a record
+def _take_op(
+    x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    _take(x, grad, key, geometry)
     return torch.zeros(shape, dtype=dtype, device=grad.device)
 
 
-_take_op = torch.library.custom_op("spingrad::take", _take, mutates_args=())  # a graph cannot hold a record
-_take_op.register_fake(lambda x, grad, key, geometry, shape, dtype: grad.new_empty(shape, dtype=dtype))
+@_take_op.register_fake
+def _(
+    x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    return grad.new_empty(shape, dtype=dtype)
 
 
 def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], training: bool) -> Tensor:

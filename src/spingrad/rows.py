@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -167,9 +167,8 @@ class DenseRows(Rows):
         self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
     ) -> Tensor:
         V = grad if factor is None else grad * factor
-        if past is None:
-            return V.T @ self.matrix
-        return torch.addmm(past, V.T, self.matrix, beta=1 - weight, alpha=weight)
+        new = V.T @ self.matrix
+        return new if past is None else new.lerp_(past, 1 - weight)  # faster than one addmm
 
     def sample(self, count: int) -> Tensor:
         return self.matrix[:: max(1, -(-len(self.matrix) // count))]
@@ -264,17 +263,20 @@ class Patches(Rows):
         for images, part in zip(self.images, self._image_grads(grad), strict=True):
             product += conv2d_weight(images, shape, part, *self._geometry)
         new = product.flatten(1) if factor is None else product.flatten(1) * factor[:, None]
-        return new if past is None else past.lerp(new, weight)
+        return new if past is None else new.lerp_(past, 1 - weight)
 
     def sample(self, count: int) -> Tensor:
         """Patches of the first images, about one in 16 if there are that many; no others are unfolded."""
         if self.index is not None:
             rows = self.index[: 16 * count]
             return self._picked(rows[:: -(-len(rows) // count)])
-        each = math.prod(self._sizes()[0][1:])
+        each = math.prod(self._output_size(self.images[0]))
         images = self.images[0][: max(1, 16 * count // each)]
-        rows = torch.arange(len(images) * each, device=self.device)
-        return self._gathered(images, rows[:: -(-len(rows) // count)])
+        padded = self._padded(images)
+        places = _sampled_places(
+            padded.shape, self._output_size(images), self.kernel_size, *self._geometry, count, self.device
+        )
+        return padded.take(places)
 
     def blocks(self, size: int) -> Iterator[Tensor]:
         channels = max(1, min(size, 256) // math.prod(self.kernel_size))
@@ -336,15 +338,10 @@ class Patches(Rows):
         return replace(self, index=None).dense()[rows]
 
     def _gathered(self, images: Tensor, rows: Tensor) -> Tensor:  # (count, n)
-        """These patches of some images, by their places in the padded images."""
-        n, y, x = torch.unravel_index(rows, (len(images), *self._output_size(images)))
+        """These patches of some images."""
         padded = self._padded(images)
-        _, channels, height, width = padded.shape
-        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
-        corners = (n * channels * height + y * sh) * width + x * sw
-        c, i, j = (torch.arange(k, device=n.device) for k in (channels, kh, kw))
-        inner = (c[:, None, None] * height + i[:, None] * dh) * width + j * dw
-        return padded.take(corners[:, None] + inner.flatten())
+        size = self._output_size(images)
+        return padded.take(_places(rows, padded.shape, size, self.kernel_size, self.stride, self.dilation))
 
     @property
     def _geometry(self) -> tuple[Pair, Pair, Pair]:
@@ -374,9 +371,40 @@ class Patches(Rows):
         return F.pad(images, (width, width, height, height))
 
 
+def _places(
+    rows: Tensor, padded: torch.Size, size: Pair, kernel_size: Pair, stride: Pair, dilation: Pair
+) -> Tensor:  # (count, n)
+    """Where the entries of patches are in padded images that are laid out as one vector."""
+    count, channels, height, width = padded
+    n, y, x = torch.unravel_index(rows, (count, *size))
+    corners = (n * channels * height + y * stride[0]) * width + x * stride[1]
+    c, i, j = (torch.arange(k, device=rows.device) for k in (channels, *kernel_size))
+    inner = (c[:, None, None] * height + i[:, None] * dilation[0]) * width + j * dilation[1]
+    return corners[:, None] + inner.flatten()
+
+
+@lru_cache(256)
+def _sampled_places(
+    padded: torch.Size,
+    size: Pair,
+    kernel_size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    count: int,
+    device: torch.device,
+) -> Tensor:
+    """The places of ``count`` patches, evenly spread; the same in every step of a run."""
+    rows = torch.arange(padded[0] * math.prod(size), device=device)
+    return _places(rows[:: -(-len(rows) // count)], padded, size, kernel_size, stride, dilation)
+
+
 def peak_of(tensor: Tensor) -> Tensor:
     """The largest magnitude of an entry, zero if there is none; not finite if any entry is not."""
-    return torch.linalg.vector_norm(tensor, float("inf")) if tensor.numel() else tensor.new_zeros(())
+    if not tensor.numel():
+        return tensor.new_zeros(())
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(high, -low)
 
 
 def to_rows(x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> list[tuple[Rows, Tensor]]:

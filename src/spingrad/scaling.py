@@ -1,6 +1,5 @@
 """The scale of a step's problem: of its rows, of its target, and the leading directions of its couplings."""
 
-import math
 from typing import Literal
 
 import torch
@@ -34,10 +33,8 @@ def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
 
 def unit_rms(grad: Tensor, count: int) -> Tensor:  # (N, m, ...) -> (m,)
     """The root mean square of each unit's gradient over ``count`` rows."""
-    if grad.ndim == 2:
-        return torch.sqrt(grad.square().sum(0) / count)  # faster than a norm along this dimension
-    norms: Tensor = torch.linalg.vector_norm(grad, dim=[0, *range(2, grad.ndim)])
-    return norms / math.sqrt(count)
+    others = [0, *range(2, grad.ndim)]
+    return torch.sqrt(grad.square().sum(others) / count)  # faster than a norm along these dimensions
 
 
 def target_factor(rms: Tensor, target_rms: Tensor | float) -> Tensor:  # (m,) -> (m,)

@@ -8,8 +8,6 @@ from spingrad.record import Check, LayerRecord, checks
 from spingrad.rows import DenseRows, Rows
 from spingrad.scaling import TargetRms, Weighting, jacobian, leading, suitable_target, target_factor, unit_rms
 
-MOVED_AT_ONCE = 2**17  # weights, so that they are still in the cache when they are clamped
-
 
 def prepared(
     record: LayerRecord,
@@ -121,10 +119,6 @@ def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float |
         lr: Learning rate.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
     """
-    steps = torch.where(idle, 0.0, -lr).to(weight.dtype)[:, None]
-    size = max(1, MOVED_AT_ONCE // weight.shape[1])
-    parts = zip(weight.split(size), spins.split(size), steps.split(size), strict=True)
-    for own, direction, step in parts:
-        own.addcmul_(direction, step)
-        if clamp is not None:
-            own.clamp_(-clamp, clamp)
+    weight.addcmul_(spins, torch.where(idle, 0.0, -lr).to(weight.dtype)[:, None])
+    if clamp is not None:
+        weight.clamp_(-clamp, clamp)

@@ -72,11 +72,13 @@ class BlockDescentSolver(Solver):
         if reads > 1:
             return Solution(problem, self._best_of(small, reads, sweeps, seed).T)
         H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
-        G, U = torch.zeros_like(H), H.new_zeros(len(H), len(small.rows))
+        U = H.new_zeros(len(H), len(small.rows))
         if block > 1:
             G = self._error_feedback(small, H, U, block, last=sweeps == 1)
-            sweeps -= 1
-        self._descend(small, H, G, U, sweeps)
+            self._descend(small, H, G, U, sweeps - 1)
+        else:
+            G = torch.zeros_like(H)
+            self._descend(small, H, G, U, sweeps)
         return Solution(problem, G.T)
 
     def _effort(self, problem: BinaryQuadratic) -> tuple[int, int, int]:
