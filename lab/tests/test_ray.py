@@ -20,9 +20,7 @@ def cluster():
         )  # 15 unless told: on a busy machine tests would wait for ever
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
-        ray.cloudpickle.register_pickle_by_value(
-            sys.modules[Squares.__module__]
-        )
+        ray.cloudpickle.register_pickle_by_value(sys.modules[Squares.__module__])
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
