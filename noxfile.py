@@ -4,6 +4,7 @@
 make their own.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def minimum(session: nox.Session) -> None:
 def refuse_cuda(session: nox.Session) -> None:
     """Stop if CUDA packages were installed, unless ``SPINGRAD_ALLOW_CUDA`` is set."""
     found = session.run("python", "-c", LIST_CUDA, silent=True)
-    if found.strip() and not session.env.get("SPINGRAD_ALLOW_CUDA"):
+    if found.strip() and not os.environ.get("SPINGRAD_ALLOW_CUDA"):
         session.error(f"CUDA packages were installed: {found}")
 
 

@@ -37,6 +37,5 @@ def test_the_lab_imports_no_private_name_of_the_library():
 def test_no_two_modules_import_each_other_even_by_a_detour():
     grimp = pytest.importorskip("grimp")
     graph = grimp.build_graph("spingrad_lab", cache_dir=None)
-    TopologicalSorter(
-        {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
-    ).prepare()
+    imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(imported).prepare()
