@@ -9,6 +9,14 @@ NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sap
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
 
 
+def pytest_runtest_setup(item):
+    """Skip a test marked ``needs("module", …)`` where one of the modules is not installed."""
+    for marker in item.iter_markers("needs"):
+        for module in marker.args:
+            if importlib.util.find_spec(module) is None:
+                pytest.skip(f"needs {module}")
+
+
 def pytest_report_header():
     """Which files are left out for want of an extra."""
     return f"without the extra qpu, left out: {', '.join(collect_ignore)}" if collect_ignore else None
