@@ -1,5 +1,6 @@
 """Benchmarks of training over several workers: the same bits in threads, in processes, and after a kill."""
 
+import pytest
 import torch
 from workers import run_workers
 
@@ -31,6 +32,7 @@ def vote_in_processes(rank, size):
     return weights(model)
 
 
+@pytest.mark.slow
 def test_the_threads_of_the_benchmark_end_with_the_bits_of_real_processes(tmp_path):
     processes = run_workers(vote_in_processes, 3, tmp_path)
     models = [vote_accuracy.network(3, (48, 100, 60, 10)) for _ in range(3)]
@@ -46,6 +48,7 @@ def undisturbed(rank, size, folder):
     elastic.work(folder, -1, 0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_the_weights_are_those_of_an_undisturbed_run(
     tmp_path, data_folder
 ):

@@ -14,6 +14,7 @@ def _own_folders(tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path):
     found = faults.chaos(tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401,), scale=0.3)
     assert found["faults"] > 75
@@ -26,6 +27,7 @@ def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path):
     assert found["tokens at another host"] == 0
 
 
+@pytest.mark.slow
 def test_a_process_killed_again_and_again_loses_nothing_and_pays_once(tmp_path):
     found = faults.kills(tmp_path, steps=20, kills=3)
     assert found["kills"] == 3
@@ -52,6 +54,7 @@ def test_a_late_duplicate_is_withdrawn_while_it_waits_or_else_counted(tmp_path):
     assert found["faults of withdrawing"] == len(TRANSPORT)
 
 
+@pytest.mark.slow
 def test_no_damaged_answer_is_accepted():
     found = faults.damaged_answers(2000)
     assert found["accepted, but wrong"] == found["wrong counts"] == found["wrong bill believed"] == 0
