@@ -28,7 +28,7 @@ def lint(session: nox.Session) -> None:
     _run(session, "ruff", "format", "--check", ".")
     _run(session, "ruff", "check", ".")
     _run(session, "mypy")
-    session.run(str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache")
+    session.run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
 
 
 @nox.session(python=False)
@@ -75,7 +75,7 @@ def _run(session: nox.Session, module: str, *arguments: str) -> None:
 
 def _test_without_extras(session: nox.Session) -> None:
     # No doctests of qpu, nor of modules that cannot be imported without an extra. The exact solver keeps its
-    # contract without numba too, in several minutes; its other tests run.
+    # contract without numba too, which takes minutes; its other tests run.
     exact = "tests/test_solvers.py::test_every_solver_keeps_the_contract[exact]"
     options = ["--doctest-ignore-import-errors", "--ignore=src/spingrad/qpu", f"--deselect={exact}"]
     session.run("pytest", *options, *session.posargs)
