@@ -203,7 +203,6 @@ def test_all_units_of_a_step_take_one_call_and_reach_the_optimum(solver):
         assert solution.info["chain_breaks"].shape == (problem.num_units,)
 
 
-@pytest.mark.slow
 def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
     problem = random_problem(30, 40, 3, 0)
     solver.block_size = 10
@@ -236,7 +235,6 @@ def test_momentum_and_double_precision_reach_the_chip(solver):
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
 
 
-@pytest.mark.slow
 def test_the_plan_of_a_model_is_the_bill_of_its_steps(solver):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
