@@ -1,13 +1,13 @@
-"""Zeros and twos of MNIST on a quantum annealer: a network 16-4-4-2, one call to the QPU a step.
+"""Trains a network 16-4-4-2 to tell zeros from twos of MNIST on a QPU, with one call per step.
 
-    pip install ".[qpu,paper,graph,fast]"
+    pip install ".[qpu,fast]" ./lab
     python examples/qpu.py                                       # an emulated QPU: no account, no network
     python examples/qpu.py --real --journal run.journal          # the same on a D-Wave QPU
     python examples/qpu.py --replay --journal run.journal        # the same again, from the journal alone
 
 The features are those of the paper's experiment on digit pairs: on which side of sixteen lines most of an
-image's key points lie. With --real the plan is shown first, and nothing is sent until its QPU time is agreed
-to. If a run was stopped, the same command goes on and pays for no step twice.
+image's key points lie. With --real the plan is shown first, and nothing is sent until you agree to its QPU
+time. If a run was stopped, the same command continues it and pays for no step twice.
 """
 
 import argparse
@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
 from spingrad.qpu import BudgetError, Journal, QPUService, QPUSolver, plan
-from spingrad.qpu.inspect import rows
+from spingrad.qpu.inspect import summary
 from spingrad.solvers import ExactSolver, Solution, Solver
 from spingrad.testing.sapi import Sapi
 from spingrad_lab.data import key_points, line_features, mnist
@@ -38,7 +36,7 @@ TRAIN, TEST = 500, 600
 
 
 class Watched(Solver):
-    """A solver, and beside it how many of its units are as good as the best spins there are."""
+    """A solver that also counts how many of its units reach the optimum."""
 
     def __init__(self, solver: Solver) -> None:
         self.solver, self.exact = solver, ExactSolver()
@@ -82,16 +80,17 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def steps_of(args: argparse.Namespace) -> int:
-    """Of an epoch."""
+    """Steps per epoch."""
     return -(-TRAIN // int(args.batch_size))
 
 
 def train(
     name: str, solver: Solver, data: tuple[Tensor, Tensor], args: argparse.Namespace, steps: int
 ) -> tuple[nn.Module, int]:
-    """The trained network and the steps that were taken: fewer than asked if the budget runs out."""
+    """The trained network and the number of steps, which is smaller than asked if the budget runs out."""
     (x, y), model = data, network(args.seed)
-    # One batch, all directions: in small layers that is where an annealer has something to solve.
+    # The paper's problem, from one batch and with all directions: for small layers it is hard enough to need
+    # an annealer.
     one_batch: dict[str, Any] = {"target_rms": args.target_rms, "momentum": 0.0, "rank": None}
     optimizer = QPSBGD(binary_parameters(model), args.lr, solver=solver, seed=args.seed, **one_batch)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * steps_of(args))
@@ -102,9 +101,9 @@ def train(
         for step in range(steps):
             if step % steps_of(args) == 0:
                 order = iter(torch.randperm(len(x), generator=batches).split(args.batch_size))
-            rows = next(order)
+            batch = next(order)
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
             loss.backward()
             try:
                 optimizer.step()
@@ -116,11 +115,9 @@ def train(
     return model, steps
 
 
-def show(lines: list[tuple[str, str]]) -> None:
-    table = Table(box=None, show_header=False)
-    for line in lines:
-        table.add_row(*line)
-    Console().print(table)
+def show(pairs: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in pairs)
+    print(*(f"{name:{width}}  {value}" for name, value in pairs), sep="\n")
 
 
 def agreed(seconds: float) -> bool:
@@ -133,12 +130,10 @@ def agreed(seconds: float) -> bool:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--real", action="store_true", help="the QPU of your D-Wave configuration")
-    parser.add_argument(
-        "--replay", action="store_true", help="the answers of an earlier run, from its journal"
-    )
-    parser.add_argument("--yes", action="store_true", help="pay without being asked")
-    parser.add_argument("--journal", type=Path, help="what was sent, paid and answered; kept if it is given")
-    parser.add_argument("--budget", type=float, help="seconds of QPU time; default: the plan's and a tenth")
+    parser.add_argument("--replay", action="store_true", help="repeat an earlier run from its journal")
+    parser.add_argument("--yes", action="store_true", help="do not ask before QPU time is charged")
+    parser.add_argument("--journal", type=Path, help="file of the journal; without it, none is kept")
+    parser.add_argument("--budget", type=float, help="seconds of QPU time; default: 1.1 times the plan")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--num-reads", type=int, default=100)
@@ -148,34 +143,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--topology", choices=["pegasus", "zephyr"], default="pegasus", help="of the emulator"
     )
-    parser.add_argument("--size", type=int, help="of the emulated chip; default: full")
+    parser.add_argument("--size", type=int, help="of the emulated chip; default: full size")
     parser.add_argument("--noise", type=float, default=0.05, help="control errors of the emulator")
     args = parser.parse_args()
     if (args.real or args.replay) and args.journal is None:
-        parser.error("--real and --replay need --journal: it is the run's ledger and its tape")
+        parser.error("--real and --replay need --journal")
     return args
 
 
 def qpu_solver(journal: Path, args: argparse.Namespace, stack: ExitStack) -> QPUSolver:
-    """A QPU behind a plan that was agreed to, or the journal of one."""
+    """A QPU, after its plan was shown and agreed to, or the replay of a journal."""
     if args.replay:
         return QPUSolver.replay(journal)
     service = QPUService() if args.real else emulated(args, stack)
     planned = plan(WIDTHS, args.batch_size, TRAIN, args.epochs, chip=service.chip, num_reads=args.num_reads)
-    show(planned.rows())
+    show(planned.summary())
     budget = 1.1 * planned.run_seconds if args.budget is None else args.budget
     if args.real and not args.yes and not agreed(budget):
         sys.exit("nothing was sent")
-    solver = QPUSolver(journal, budget, service=service, num_reads=args.num_reads)
-    stack.callback(solver.close)
-    return solver
+    return stack.enter_context(QPUSolver(journal, budget, service=service, num_reads=args.num_reads))
 
 
 def emulated(args: argparse.Namespace, stack: ExitStack) -> QPUService:
-    """A QPU that lives in this process."""
+    """An emulated QPU in this process."""
     noise = (args.noise, args.noise)
     sapi = stack.enter_context(Sapi(args.topology, args.size, noise=noise, seed=args.seed))
-    stack.enter_context(sapi.configured())  # in this process alone: your own token stays at home
+    stack.enter_context(sapi.configured())  # only in this process: your own token is not used
     return QPUService(sapi.solver_name)
 
 
@@ -190,11 +183,11 @@ def main() -> None:
         watched = Watched(solver)
         model, taken = train("QPU", watched, data, args, args.epochs * steps_of(args))
         if not taken:
-            sys.exit("no step fits the budget: nothing was sent")
+            sys.exit("not even one step fits the budget; nothing was sent")
         exact, _ = train("exact solver", ExactSolver(), data, args, taken)
         show(
             [
-                *rows(Journal(journal, read_only=True)),
+                *summary(Journal(journal, read_only=True)),
                 ("steps", str(taken)),
                 ("units solved to the optimum", f"{100 * watched.optimal / max(watched.units, 1):.1f} %"),
                 ("test accuracy, QPU", f"{accuracy(model, *test):.3f}"),

@@ -1,13 +1,14 @@
-"""What spingrad takes for granted about D-Wave's service, asked of the service itself.
+"""Checks spingrad's assumptions about D-Wave's service against the service itself.
 
-    pip install ".[qpu,paper]"
-    python examples/qpu_contract.py                              # the emulator: what is taken for granted
+    pip install ".[qpu]"
+    python examples/qpu_contract.py                              # the emulator, which has these assumptions
     python examples/qpu_contract.py --real --out contract.json   # the QPU of your D-Wave configuration
 
 The documentation of the service leaves some questions open, and the emulator answers them by assumption.
-This script asks each with one small job or none: less than a second of QPU time in all, which its own budget
-enforces. The plan is shown, and with --real nothing is sent until it is agreed to. The last column says
-whether the service does what spingrad relies on; if not, the status is 1.
+This script asks each question with at most one small job. All jobs together take less than a second of QPU
+time, which the script's own budget enforces. It shows the plan first, and with --real it sends nothing until
+you agree. The last column says whether the service does what spingrad relies on; if not, the exit status
+is 1.
 """
 
 import argparse
@@ -23,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from spingrad.qpu import Journal, QPUService, QPUSolver, ServiceError, StepError
-from spingrad.qpu.calls import schedule
+from spingrad.qpu.calls import calls_for
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO, Attempt
 from spingrad.qpu.packing import Programmed
@@ -51,7 +50,7 @@ READS = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """An answer of the service; ``holds`` is None where nothing depends on it."""
+    """An answer of the service; ``holds`` is ``None`` if nothing depends on it."""
 
     question: str
     assumed: str
@@ -60,7 +59,7 @@ class Finding:
 
 
 def star(chip: Chip, total: float) -> Programmed:
-    """One qubit with all its neighbours, whose couplings to them sum up to ``total``."""
+    """A qubit and all its neighbours; its couplings add up to ``total``."""
     centre = int(np.bincount(chip.couplers.ravel()).argmax())
     touching = chip.couplers[(chip.couplers == centre).any(1)]
     qubits = np.unique(touching)
@@ -70,29 +69,29 @@ def star(chip: Chip, total: float) -> Programmed:
 
 
 class Contract:
-    """The questions, and what was found; every job is paid from the journal's budget before it is sent."""
+    """The questions and the findings; the cost of every job is reserved in the journal before it is sent."""
 
     def __init__(self, service: QPUService, path: Path) -> None:
         self.service, self.path = service, path
         self.findings: list[Finding] = []
         properties = service.chip.properties
         ranges = properties.get("per_qubit_coupling_range") or properties.get("per_group_coupling_range")
-        self.lowest = float((ranges or properties["j_range"])[0])  # of the sum of a qubit's couplings
+        self.lowest = float((ranges or properties["j_range"])[0])  # limit of the sum of a qubit's couplings
         self.problem = star(service.chip, 0.5 * self.lowest)
 
     def cost_us(self, num_reads: int) -> float:
         return self.service.chip.access_time(len(self.problem.qubits), num_reads=num_reads)
 
     def plan(self) -> list[tuple[str, float]]:
-        """Every job that may be charged, and the seconds it would take."""
+        """Every job that may be charged, and its seconds of QPU time."""
         sizes = [inputs for inputs, units in STEP for _ in range(units)]
-        step = sum(call.cost_us() for call in schedule(self.service.chip, sizes, READS))
+        step = sum(call.cost_us() for call in calls_for(self.service.chip, sizes, READS))
         jobs = {
-            f"a step of 16-4-4-2, {READS} samples a unit": step,
+            f"a step of 16-4-4-2, {READS} samples per unit": step,
             f"a job with a histogram, {READS} reads": self.cost_us(READS),
             "a job with raw answers, 10 reads": self.cost_us(10),
             "a job that is cancelled": self.cost_us(1),
-            "six jobs to be refused, should they run": 6 * self.cost_us(1),
+            "six jobs that should be refused, if they run": 6 * self.cost_us(1),
         }
         return [(name, cost * MICRO) for name, cost in jobs.items()]
 
@@ -105,7 +104,7 @@ class Contract:
                 self._try(part)
 
     def _try(self, part: Callable[[], None]) -> None:
-        """What fails is a finding too, and the other questions are asked all the same."""
+        """Ask one group of questions; a failure is a finding too, and the next group is asked anyway."""
         try:
             part()
         except (ServiceError, StepError) as error:
@@ -121,16 +120,16 @@ class Contract:
         properties = self.service.chip.properties
         missing = [name for name in PROPERTIES if not properties.get(name)]
         if not any(f"per_{part}_coupling_range" in properties for part in ("qubit", "group")):
-            missing.append("a range of a qubit's couplings together")
+            missing.append("a range for the sum of a qubit's couplings")
         self._expect("are all properties there that plans need?", not missing, other=f"not {missing}")
         self._expect("does the working graph have a name?", bool(self.service.chip.graph_id))
 
     def _packed_step(self) -> None:
-        """A step as in training: the ranges are filled to the brim, without auto_scale."""
+        """A step as in training, which uses the full ranges without auto_scale."""
         problems = [random_problem(30, n, m, seed) for seed, (n, m) in enumerate(STEP)]
-        with closing(QPUSolver(self.path, BUDGET, service=self.service, num_reads=READS)) as solver:
+        with QPUSolver(self.path, BUDGET, service=self.service, num_reads=READS) as solver:
             solutions = solver.solve_all(problems)
-        self._expect("does a step run that fills the ranges to the brim?", True)
+        self._expect("does a step run that uses the full ranges?", True)
         best = [ExactSolver().solve(problem).energy for problem in problems]
         near = [s.energy <= b + 1e-4 * b.abs() for s, b in zip(solutions, best, strict=True)]
         breaks = float(solutions[0].info["chain_breaks"].mean())
@@ -188,7 +187,7 @@ class Contract:
         self.service.cancel(job)
         state = self._settle(attempt, job)
         self._note("what becomes of a job cancelled at once?", "CANCELLED", state, None)
-        usage = f"your account says: {self.cost_us(1):,.0f} µs above the sum below, or not"
+        usage = f"see your account: is it {self.cost_us(1):,.0f} µs above the sum below?"
         self._note("is a cancelled job free?", "yes", "it ran first" if state == "COMPLETED" else usage, None)
 
     def _refusals(self) -> None:
@@ -232,7 +231,7 @@ class Contract:
         return attempt, job
 
     def _settle(self, attempt: Attempt, job: str) -> str:
-        """Wait for a job and enter it into the ledger; its state."""
+        """Wait for a job and record its end in the journal; its state."""
         state = self._wait(job)
         if state != "COMPLETED":
             self.journal.voided(attempt, state)
@@ -247,7 +246,7 @@ class Contract:
             time.sleep(0.25)
         raise ServiceError(f"job {job} did not end within ten minutes")
 
-    # The service's own methods hide what these two look at.
+    # The public methods of the service hide what these two look at.
     def _listed(self, label: str) -> list[str]:
         jobs = self.service._ask("Problems", lambda api: api.list_problems(label=label), 60.0)
         return [str(job.id) for job in jobs]
@@ -257,11 +256,12 @@ class Contract:
 
 
 def show(findings: list[Finding]) -> None:
-    table = Table("question", "taken for granted", "found", "", box=None)
-    for finding in findings:
-        mark = {True: "holds", False: "DIFFERS", None: ""}[finding.holds]
-        table.add_row(finding.question, finding.assumed, finding.found, mark)
-    Console().print(table)
+    marks = {True: "holds", False: "DIFFERS", None: ""}
+    table = [("question", "assumed", "found", "")]
+    table += [(f.question, f.assumed, f.found, marks[f.holds]) for f in findings]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def agreed() -> bool:
@@ -274,10 +274,10 @@ def agreed() -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--real", action="store_true", help="the QPU of your D-Wave configuration")
-    parser.add_argument("--yes", action="store_true", help="pay without being asked")
-    parser.add_argument("--out", type=Path, help="write the findings here, as JSON")
+    parser.add_argument("--yes", action="store_true", help="do not ask before QPU time is charged")
+    parser.add_argument("--out", type=Path, help="write the findings to this JSON file")
     parser.add_argument("--topology", choices=["pegasus", "zephyr"], default="zephyr", help="of the emulator")
-    parser.add_argument("--size", type=int, help="of the emulated chip; default: full")
+    parser.add_argument("--size", type=int, help="of the emulated chip; default: full size")
     args = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -285,12 +285,12 @@ def main() -> None:
             service = QPUService()
         else:
             sapi = stack.enter_context(Sapi(args.topology, args.size, queue_seconds=0.2))
-            stack.enter_context(sapi.configured())  # in this process alone
+            stack.enter_context(sapi.configured())  # only in this process
             service = QPUService(sapi.solver_name)
         contract = Contract(service, folder / "contract.journal")
         jobs = contract.plan()
         total = sum(seconds for _, seconds in jobs)
-        for name, seconds in [*jobs, ("in all, at most", total)]:
+        for name, seconds in [*jobs, ("in total, at most", total)]:
             print(f"{name:45} {seconds:.4f} s of QPU time")
         if total > BUDGET:
             sys.exit(f"more than {BUDGET:g} s: nothing was sent")
@@ -300,7 +300,7 @@ def main() -> None:
         spent = Journal(contract.path, read_only=True).spent_us * MICRO
     show(contract.findings)
     differs = sum(finding.holds is False for finding in contract.findings)
-    print(f"{spent:.4f} s of QPU time; {differs} answers differ from what is taken for granted")
+    print(f"{spent:.4f} s of QPU time; {differs} answers differ from the assumptions")
     if args.out:
         report = {
             "solver": service.solver,

@@ -11,7 +11,7 @@ BACKENDS = [pytest.param("numba", marks=pytest.mark.needs("numba")), "numpy"]
 
 
 def batch_norm(size, kind=nn.BatchNorm1d):
-    """Every case a fold can meet: slopes of both signs and zero, offsets of both signs and zero."""
+    """Every case of folding: slopes and offsets of both signs, and zero."""
     norm = kind(size)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
@@ -62,7 +62,7 @@ def made(network, seed=0):
 
 
 def images(count, seed=0):
-    """Bytes with large dark areas, so that sums of zero, the ties of a sign, occur."""
+    """Bytes with large dark areas, so that some sums are zero, where the sign is a tie."""
     rng = np.random.default_rng(seed)
     return (rng.integers(0, 256, (count, 784)) * (rng.random((count, 784)) < 0.2)).astype(np.uint8)
 
@@ -87,10 +87,12 @@ def test_threads_change_nothing(network):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_folded_batch_norm_has_torchs_sign_at_every_whole_number(seed):
+def test_folded_batch_norm_has_torchs_sign_at_every_integer(seed):
     torch.manual_seed(seed)
     layer, norm = BinaryLinear(60, 200), batch_norm(200).eval()
-    norm.running_mean[4:100] = torch.randint(-60, 61, (96,)) * float(layer.scale)  # turns on a whole number
+    norm.running_mean[4:100] = torch.randint(-60, 61, (96,)) * float(
+        layer.scale
+    )  # changes its sign at an integer
     norm.bias.data[4:100] = 0
     packed = pack(nn.Sequential(layer, norm, Sign(), BinaryLinear(200, 2)), kind="spins")
     threshold = packed.stages[1]
@@ -103,7 +105,7 @@ def test_folded_batch_norm_has_torchs_sign_at_every_whole_number(seed):
 
 def test_a_shift_of_the_pixels_is_folded_into_thresholds():
     model, x = made(mlp), images(200)
-    packed = pack(model, scale=1 / 64, shift=-0.5)  # exact in binary, so that torch has no rounding
+    packed = pack(model, scale=1 / 64, shift=-0.5)  # exact in binary, so that torch does not round
     expected = verify.from_torch(model, torch.from_numpy(x).float() / 64 - 0.5)
     for ours, theirs in zip(packed.sums(x)[1:], expected.sums[1:], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -112,13 +114,13 @@ def test_a_shift_of_the_pixels_is_folded_into_thresholds():
 
 def test_hardtanh_of_a_square_fan_in_is_exact():
     model = made(lambda: nn.Sequential(BinaryLinear(16, 4), nn.Hardtanh(), BinaryLinear(4, 2)))
-    rows = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1  # all inputs there are
+    inputs = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1  # all possible inputs
     packed = pack(model, kind="spins")
     rescale = packed.stages[1]
     assert (rescale.limit, rescale.shift) == (4, 0)
     with torch.no_grad():
-        scores = model(torch.from_numpy(rows).float()).numpy()
-    np.testing.assert_array_equal(packed.scores(rows) / 8, scores)
+        scores = model(torch.from_numpy(inputs).float()).numpy()
+    np.testing.assert_array_equal(packed.scores(inputs) / 8, scores)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -206,11 +208,11 @@ def test_bits_and_spins_are_inverse():
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 2)), "shape of one sample"),
+        (lambda: nn.Sequential(nn.Linear(4, 2)), "shape of one example"),
         (lambda: nn.Sequential(BinaryLinear(4, 4), nn.ReLU(), BinaryLinear(4, 2)), "cannot be exported"),
         (lambda: nn.Sequential(BinaryLinear(4, 4), BinaryLinear(4, 2)), "Sign or Hardtanh between"),
-        (lambda: nn.Sequential(BinaryLinear(4, 4), Sign()), "ends in a binary layer"),
-        (lambda: nn.Sequential(BinaryLinear(4, 4), nn.Hardtanh()), "ends in a binary layer"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), Sign()), "must end in a binary layer"),
+        (lambda: nn.Sequential(BinaryLinear(4, 4), nn.Hardtanh()), "must end in a binary layer"),
         (lambda: nn.Sequential(BinaryLinear(4, 4), nn.Hardtanh(0, 6), BinaryLinear(4, 2)), "Hardtanh of ±1"),
         (lambda: nn.Sequential(BinaryLinear(70000, 2)), "below 2\\^24"),
         (lambda: nn.Sequential(BinaryLinear(4, 4), Sign(), BinaryLinear(5, 2)), "of 5 inputs"),
@@ -219,14 +221,14 @@ def test_bits_and_spins_are_inverse():
             "3 features",
         ),
         (lambda: nn.Sequential(BinaryLinear(4, 4), Gain(), Sign(), BinaryLinear(4, 2)), "a factor of nan"),
-        (lambda: nn.Sequential(Gain(), BinaryLinear(4, 2)), "shape of one sample"),
+        (lambda: nn.Sequential(Gain(), BinaryLinear(4, 2)), "shape of one example"),
         (
             lambda: nn.Sequential(BinaryLinear(4, 4), nn.BatchNorm1d(4), Gain(), Sign(), BinaryLinear(4, 2)),
-            "not behind BatchNorm",
+            "not BatchNorm",
         ),
         (
             lambda: nn.Sequential(BinaryLinear(4, 4), Sign(), Gain(), BinaryLinear(4, 2)),
-            "behind a binary layer",
+            "must follow a binary layer",
         ),
     ],
 )
@@ -238,11 +240,11 @@ def test_what_cannot_be_exported_is_named(network, message):
 def test_a_layer_has_a_gain_or_batch_norm():
     model = nn.Sequential(BinaryLinear(4, 4), Gain(), nn.BatchNorm1d(4), Sign(), BinaryLinear(4, 2))
     model(torch.randn(8, 4))
-    with pytest.raises(ValueError, match="BatchNorm or Gain behind it, not both"):
+    with pytest.raises(ValueError, match="BatchNorm or Gain, not both"):
         pack(model.eval())
 
 
-def test_wrong_samples_are_refused():
+def test_wrong_examples_are_refused():
     packed = pack(made(mlp))
     with pytest.raises(ValueError, match="pixels as uint8"):
         packed.scores(np.zeros((1, 784), np.float32))

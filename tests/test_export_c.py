@@ -39,13 +39,13 @@ def averages():
 
 @pytest.mark.parametrize("flags", [("-O2",), SANITIZED], ids=["strict", "sanitized"])
 @pytest.mark.parametrize("network", [*SIGN_NETWORKS, hardtanh_with_norm, averages], ids=lambda n: n.__name__)
-def test_compiled_network_computes_the_same_whole_numbers(network, flags):
+def test_compiled_network_computes_the_same_integers(network, flags):
     packed = pack(made(network))
     x = np.concatenate([images(20), np.zeros((1, 784), np.uint8), np.full((1, 784), 255, np.uint8)])
     assert_same(verify.from_c(packed, x, flags), packed, x)
 
 
-def test_spins_go_in_as_they_are():
+def test_spins_are_accepted_as_inputs():
     model = made(partial(nn.Sequential, BinaryLinear(16, 4), nn.Hardtanh(), BinaryLinear(4, 2)))
     packed = pack(model, kind="spins")
     rows = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1
@@ -88,6 +88,6 @@ def test_footprint_is_what_the_compiler_makes_of_it(tmp_path):
     assert sizes[".data"] == 0
 
 
-def test_names_that_are_no_identifiers_are_refused():
+def test_names_that_are_not_identifiers_are_refused():
     with pytest.raises(ValueError, match="C identifier"):
         to_c(pack(made(SIGN_NETWORKS[0])), "3d-net")

@@ -1,4 +1,4 @@
-"""What a packed file promises: the same network back, or a documented error, never a crash."""
+"""Loading a packed file gives the same network or a documented error, never a crash."""
 
 import json
 import struct
@@ -42,7 +42,7 @@ def tensors_of(header, data):
 
 
 def with_network(content, change):
-    """The file with another description of its network and the checksum that goes with it."""
+    """The file with a changed description of its network and the right checksum for it."""
     header, data = parts(content)
     signed = json.loads(header["__metadata__"][KEY])
     change(signed["network"])
@@ -76,7 +76,7 @@ def test_the_bits_of_a_wide_network_take_a_thirtieth_of_its_floats(tmp_path):
 
 
 def small_files():
-    """Files small enough to be damaged in every place: with thresholds, lines, pools and convolutions."""
+    """Small files with thresholds, rescaling, pooling and convolutions."""
     from torch import nn
 
     from spingrad import BinaryConv2d, BinaryLinear, Sign
@@ -91,7 +91,7 @@ def small_files():
 
 
 def malformed(count, seed=0):
-    """So many damaged files: flipped bits, cut ends, wrong shapes, sizes beyond all bounds, noise."""
+    """``count`` damaged files: flipped bits, cut ends, wrong shapes, huge sizes, random bytes."""
     rng, originals = np.random.default_rng(seed), small_files()
     huge = [0, -1, 2**24 + 1, 2**31, 2**62, 10**30, 1e300, "8", None, True, [], [1, 2, 3], [2**40, 2**40], {}]
     for place in range(count):
@@ -105,7 +105,7 @@ def malformed(count, seed=0):
             content = bytes(changed)
         elif damage == 1:
             content = content[: rng.integers(len(content))]
-        elif damage == 2:  # one number, one name or one field of the description, signed again
+        elif damage == 2:  # one value of the description, with a new checksum
             value = huge[rng.integers(len(huge))]
             content = with_network(content, lambda network, v=value: _spoil(network, rng, v))
         elif damage == 3:  # shapes and offsets of the tensors
@@ -115,7 +115,7 @@ def malformed(count, seed=0):
             others = {"dtype": ["F64", "BF16", "BOOL", "X9", 3]}.get(field, huge)
             header[name][field] = others[rng.integers(len(others))]
             content = joined(header, data)
-        else:  # a length of the header beyond the file, or bytes from nowhere
+        else:  # a header longer than the file, or random bytes
             if rng.integers(2):
                 content = struct.pack("<Q", int(rng.integers(2**63))) + content[8:]
             else:
@@ -124,7 +124,7 @@ def malformed(count, seed=0):
 
 
 def _spoil(network, rng, value):
-    """Put ``value`` somewhere into the description, remove a field, or nest it beyond reason."""
+    """Put ``value`` somewhere into the description, remove a field, or nest it very deeply."""
     stage = network["stages"][rng.integers(len(network["stages"]))]
     choice = rng.integers(6)
     if choice == 0:
@@ -141,7 +141,7 @@ def _spoil(network, rng, value):
 
 @contextmanager
 def little_room(megabytes):
-    """An address space that can grow by so much: what claims more then fails, in Rust as in Python."""
+    """Limit the growth of the address space, so that larger allocations fail, in Rust as in Python."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_AS)
     statm = Path("/proc/self/statm")
@@ -159,7 +159,7 @@ def little_room(megabytes):
 
 @pytest.fixture
 def memory_folder(tmp_path):
-    """A folder in memory where there is one: a disk takes milliseconds to write a file anew."""
+    """A folder in memory if the system has one, since rewriting a file on disk takes milliseconds."""
     shared = Path("/dev/shm")
     if not shared.is_dir():
         yield tmp_path
@@ -180,7 +180,9 @@ def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_me
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             try:
-                others.append(PackedModel.load(path))  # signed again and still a network, if another one
+                others.append(
+                    PackedModel.load(path)
+                )  # with a new checksum it may be a valid network, though another one
             except PackedFileError as error:
                 messages.append(str(error))
             excess.append(tracemalloc.get_traced_memory()[1] - before - 2 * len(content))
@@ -189,7 +191,7 @@ def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_me
     assert len(others) < 200
     for model in others:
         model.scores(np.ones((1, *model.shape), np.uint8), backend="numpy")
-    assert max(excess) < 16_000  # what Python takes for a header and an error, whatever the file
+    assert max(excess) < 16_000  # the memory for a header and an error, for any file
 
 
 def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):
@@ -208,14 +210,14 @@ def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):
     ("change", "message"),
     [
         (lambda n: n["stages"][0].update(channels=2), "bytes"),
-        (lambda n: n["stages"][0].update(kernel=[2**40, 2**40]), "kernel is a pair"),
-        (lambda n: n["stages"][0].update(stage="exec"), "none of linear"),
+        (lambda n: n["stages"][0].update(kernel=[2**40, 2**40]), "kernel must be a pair"),
+        (lambda n: n["stages"][0].update(stage="exec"), "must be one of linear"),
         (lambda n: n["stages"][0].update(more=1), "needs"),
         (lambda n: n["stages"].pop(), "no stage uses"),
         (lambda n: n.update(shape=[1, 20, 20]), "64 inputs got"),
-        (lambda n: n.update(shape=[1, 2**13, 2**13]), "numbers between two stages"),
+        (lambda n: n.update(shape=[1, 2**13, 2**13]), "values between two stages"),
         (lambda n: n.update(kind="integers"), "pixels"),
-        (lambda n: n["stages"].insert(0, {"stage": "flatten", "tensors": ["x"]}), "no tensor"),
+        (lambda n: n["stages"].insert(0, {"stage": "flatten", "tensors": ["x"]}), "is missing"),
     ],
 )
 def test_a_wrong_description_is_refused_even_if_its_checksum_fits(change, message, tmp_path):
@@ -236,7 +238,7 @@ def test_changed_content_and_other_versions_are_told_apart(tmp_path):
     with pytest.raises(PackedFileError, match="version"):
         PackedModel.load(path)
     path.write_bytes(with_network(content, lambda network: None))
-    PackedModel.load(path)  # the untouched description, signed again
+    PackedModel.load(path)  # the same description with a new checksum
 
 
 def test_deep_nesting_and_long_numbers_are_refused(tmp_path):
@@ -253,7 +255,7 @@ def test_a_checkpoint_of_torch_weights_is_told_what_to_do(tmp_path):
     from safetensors.torch import save_file
 
     save_file(made(SIGN_NETWORKS[0]).state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(PackedFileError, match="packed first"):
+    with pytest.raises(PackedFileError, match="must be packed first"):
         PackedModel.load(tmp_path / "weights.safetensors")
     with pytest.raises(FileNotFoundError):
         PackedModel.load(tmp_path / "none.safetensors")

@@ -77,4 +77,4 @@ def test_the_example_runs_from_training_to_a_compiled_program(data_folder, tmp_p
         runpy.run_path(str(example), run_name="__main__")
     said = capsys.readouterr().out
     assert "the program reads a " in said
-    assert "other classes 0" in said
+    assert "different classes: 0" in said

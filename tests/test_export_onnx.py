@@ -27,19 +27,19 @@ RUNS = [
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.__name__)
-def test_exported_graph_computes_the_same_whole_numbers(network, run):
+def test_exported_graph_computes_the_same_integers(network, run):
     packed, x = pack(made(network)), images(20)
     assert_same(run(packed, x), packed, x)
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_spins_go_in_as_they_are(run):
+def test_spins_are_accepted_as_inputs(run):
     packed = pack(made(SIGN_NETWORKS[0]), kind="spins")
     x = np.random.default_rng(0).choice([-1, 1], (9, 784))
     assert_same(run(packed, x), packed, x)
 
 
-def test_onnx_has_standard_operators_only_and_stores_a_byte_a_weight():
+def test_onnx_has_only_standard_operators_and_stores_one_byte_per_weight():
     packed = pack(made(SIGN_NETWORKS[1]))
     model = to_onnx(packed)
     assert {node.domain for node in model.graph.node} == {""}

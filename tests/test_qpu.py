@@ -1,4 +1,4 @@
-"""A step on an emulated QPU: layouts, packing, blocks, plan. Faults and money are in test_qpu_faults.py."""
+"""A step on an emulated QPU: layouts, packing, blocks, plans. For faults and costs see test_qpu_faults.py."""
 
 import itertools
 from collections import Counter
@@ -14,7 +14,7 @@ from dwave.embedding import embed_bqm, verify_embedding
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.qpu import Chip, QPUService, QPUSolver, plan
-from spingrad.qpu.calls import block_sizes, schedule
+from spingrad.qpu.calls import block_sizes, calls_for
 from spingrad.qpu.embedding import fill, pages
 from spingrad.qpu.packing import Ising, Page, chain_strength
 from spingrad.qpu.service import encoded
@@ -86,7 +86,7 @@ def test_pages_hold_every_unit_and_similar_sizes_share_layouts(chip, monkeypatch
     assert len(calls) <= 3
 
 
-def test_a_clique_larger_than_the_chip_says_what_to_do(chip):
+def test_a_clique_larger_than_the_chip_is_an_error_that_says_what_to_do(chip):
     with pytest.raises(ValueError, match="smaller block_size"):
         fill(chip, {500: 1})
 
@@ -97,7 +97,7 @@ def test_programmed_energies_are_those_of_the_units_when_chains_hold(chip):
     programmed = page.program(problems)
     rng = np.random.default_rng(1)
     spins = rng.choice((-1, 1), size=(7, int(page.starts[-1])))
-    for flipped in (0, 1, 2):  # flip one unit: the energy changes by its own, times its scale
+    for flipped in (0, 1, 2):  # flipping one unit changes the energy by that unit's change, times its scale
         other = spins.copy()
         own = slice(page.starts[flipped], page.starts[flipped + 1])
         other[:, own] *= -1
@@ -133,7 +133,7 @@ def test_every_unit_uses_the_whole_range_and_none_leaves_it(chip):
     assert j_min <= programmed.J.min()
     assert programmed.J.max() <= j_max
     loudest = [np.abs(programmed.h[page.clique_of == k]).max() for k in range(3)]
-    assert max(loudest) < 30 * min(loudest)  # not the hundred that lies between the problems
+    assert max(loudest) < 30 * min(loudest)  # the problems themselves differ by a factor of 100
 
 
 def test_chain_strength_is_dwaves_uniform_torque_compensation():
@@ -172,11 +172,11 @@ def test_the_wire_format_is_the_clients(chip):
 
 
 def test_copies_of_the_units_save_reads(chip):
-    (call,) = schedule(chip, [3, 3], num_reads=40)
+    (call,) = calls_for(chip, [3, 3], num_reads=40)
     copies = Counter(call.units)
     assert copies[0] == copies[1] > 1
     assert call.num_reads == -(-40 // copies[0])
-    (alone,) = schedule(chip, [3, 3], num_reads=1)
+    (alone,) = calls_for(chip, [3, 3], num_reads=1)
     assert Counter(alone.units) == {0: 1, 1: 1}
 
 
@@ -201,6 +201,14 @@ def test_all_units_of_a_step_take_one_call_and_reach_the_optimum(solver):
         best = ExactSolver().solve(problem)
         torch.testing.assert_close(solution.energy, best.energy)
         assert solution.info["chain_breaks"].shape == (problem.num_units,)
+
+
+def test_leaving_the_context_closes_the_journal(solver):
+    with solver as same:
+        assert same is solver
+        solver.solve(random_problem(6, 4, 2, 0))
+    with pytest.raises(RuntimeError, match="closed"):
+        solver.solve(random_problem(6, 4, 2, 1), seed=1)
 
 
 def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
@@ -235,7 +243,7 @@ def test_momentum_and_double_precision_reach_the_chip(solver):
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
 
 
-def test_the_plan_of_a_model_is_the_bill_of_its_steps(solver):
+def test_a_model_is_charged_what_its_plan_says(solver):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         BinaryConv2d(1, 2, 3, stride=2), torch.nn.Hardtanh(), torch.nn.Flatten(), BinaryLinear(8, 3)
@@ -252,7 +260,7 @@ def test_the_plan_of_a_model_is_the_bill_of_its_steps(solver):
     assert expected.one_by_one_seconds > 4 * expected.step_seconds
 
 
-def test_a_plan_speaks_of_what_is_wrong():
+def test_plans_for_wrong_models_widths_and_topologies_are_refused():
     with pytest.raises(ValueError, match="no binary layers"):
         plan(torch.nn.Linear(2, 2), 1, 1)
     with pytest.raises(ValueError, match="widths"):

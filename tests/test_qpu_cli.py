@@ -16,7 +16,7 @@ from torch import nn
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.cli import main
 from spingrad.qpu import Journal, QPUService, QPUSolver, plan
-from spingrad.qpu.inspect import answered_calls, breaks_by_size, picture, places, rows
+from spingrad.qpu.inspect import answered_calls, breaks_by_size, picture, places, summary
 from spingrad.qpu.packing import Ising, packed, unpacked
 from spingrad.testing.sapi import Sapi
 
@@ -46,7 +46,7 @@ def train(solver, steps=STEPS):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Layouts of this file's small chips, kept out of the user's cache."""
+    """A cache for the layouts of this file's small chips, instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -54,7 +54,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["pegasus", "zephyr"])
 def run(request, sapi_env, cache, tmp_path_factory):
-    """A few steps on a small chip whose control errors break chains; the emulator and the run's journal."""
+    """A few steps on a small chip with control errors that break chains; the emulator and the journal."""
     path = tmp_path_factory.mktemp("run") / "run.journal"
     size = {"pegasus": 5, "zephyr": 3}[request.param]
     with Sapi(request.param, size, noise=(0.3, 0.3)) as sapi, pytest.MonkeyPatch.context() as patch:
@@ -73,9 +73,9 @@ def test_the_plan_agrees_with_what_the_service_charged(run):
     assert Journal(path, read_only=True).spent_us == pytest.approx(sapi.charged_us)
 
 
-def test_a_plan_is_printed_for_the_chip_that_is_asked(run, capsys):
+def test_with_connect_the_plan_is_for_the_chip_of_the_service(run, capsys):
     sapi, _ = run
-    options = ["--batch-size", "10", "--num-samples", "95", "--epochs", "3", "--num-reads", "20"]
+    options = ["--batch-size", "10", "--num-examples", "95", "--epochs", "3", "--num-reads", "20"]
     main(["qpu", "plan", "12-4-2", *options, "--connect"])
     printed = capsys.readouterr().out
     assert f"{sapi.solver_name}, {len(sapi.chip.qubits)} working qubits" in printed
@@ -83,27 +83,27 @@ def test_a_plan_is_printed_for_the_chip_that_is_asked(run, capsys):
     assert "(3 epochs)" in printed
 
 
-def test_a_plan_sends_nothing_unless_it_is_told_to(cache, capsys, monkeypatch):
+def test_a_plan_without_connect_sends_nothing(cache, capsys, monkeypatch):
     monkeypatch.setattr(QPUService, "__init__", lambda *_: pytest.fail("the service was asked"))
-    options = ["--batch-size", "50", "--num-samples", "1000", "--annealing-time", "50"]
+    options = ["--batch-size", "50", "--num-examples", "1000", "--annealing-time", "50"]
     main(["qpu", "plan", "4-4-2", *options, "--topology", "zephyr", "--block-size", "3"])
     printed = capsys.readouterr().out
     assert "ideal zephyr of size 12, 4800 working qubits" in printed
-    assert re.search(r"calls a step\s+2, in 2 rounds", printed)
+    assert re.search(r"calls per step\s+2, in 2 rounds", printed)
 
 
 @pytest.mark.parametrize("widths", ["16", "16-0", "16-x-2", "16--2"])
-def test_widths_that_are_none_are_refused(widths, capsys):
+def test_malformed_widths_are_refused(widths, capsys):
     with pytest.raises(SystemExit):
-        main(["qpu", "plan", widths, "--batch-size", "1", "--num-samples", "1"])
+        main(["qpu", "plan", widths, "--batch-size", "1", "--num-examples", "1"])
     assert "expected" in capsys.readouterr().err
 
 
-def test_a_service_that_cannot_be_reached_ends_the_command_with_a_sentence(monkeypatch):
+def test_a_service_that_cannot_be_reached_is_an_error_message_without_the_token(monkeypatch):
     monkeypatch.setenv("DWAVE_API_TOKEN", "CANARY")
     monkeypatch.setenv("DWAVE_API_ENDPOINT", "http://127.0.0.1:9/")
-    with pytest.raises(SystemExit, match="no QPU to plan for") as stop:
-        main(["qpu", "plan", "4-2", "--batch-size", "1", "--num-samples", "1", "--connect"])
+    with pytest.raises(SystemExit, match="found no QPU to plan for") as stop:
+        main(["qpu", "plan", "4-2", "--batch-size", "1", "--num-examples", "1", "--connect"])
     assert "CANARY" not in str(stop.value)
 
 
@@ -145,9 +145,9 @@ def test_chain_breaks_are_counted_over_all_reads(run):
     assert list(breaks_by_size([call])) == [12]  # four spins need no chains
 
 
-def test_the_table_says_what_was_paid(run):
+def test_the_summary_says_what_was_paid(run):
     sapi, path = run
-    shown = dict(rows(Journal(path, read_only=True)))
+    shown = dict(summary(Journal(path, read_only=True)))
     assert shown["calls answered"] == str(STEPS)
     assert shown["QPU time charged"] == f"{sapi.charged_us * 1e-6:.3f} s"
     assert float(shown["broken chains, cliques of 12"].split()[0]) > 0
@@ -174,7 +174,16 @@ def test_a_run_is_drawn_from_its_journal_alone(run, tmp_path, capsys):
         main(["qpu", "inspect", str(path), "--call", "4", "--out", str(out)])
 
 
-def test_a_journal_without_answers_is_said_to_have_none(tmp_path):
+def test_a_run_is_printed_without_matplotlib_which_only_the_picture_needs(run, monkeypatch, capsys):
+    _, path = run
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    main(["qpu", "inspect", str(path)])
+    assert "QPU time charged" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r'pip install "spingrad\[plot\]"'):
+        main(["qpu", "inspect", str(path), "--call", "1"])
+
+
+def test_a_journal_without_answers_or_a_missing_one_is_an_error(tmp_path):
     Journal(tmp_path / "empty.journal").close()
     with pytest.raises(SystemExit, match="no answered call"):
         main(["qpu", "inspect", str(tmp_path / "empty.journal")])
@@ -196,7 +205,7 @@ def test_the_emulator_prints_what_a_shell_needs_and_serves(monkeypatch):
             process.terminate()
 
 
-def test_options_that_no_command_knows_are_refused(capsys):
+def test_unknown_options_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["qpu", "inspect", "x.journal", "--colour"])
     assert "unrecognized arguments: --colour" in capsys.readouterr().err
@@ -204,11 +213,11 @@ def test_options_that_no_command_knows_are_refused(capsys):
 
 @pytest.fixture
 def example(one_thread, cache, monkeypatch, capsys):
-    """Runs an example as a script in this process; what it prints."""
+    """A function that runs an example as a script in this process and returns what it prints."""
 
     def run(name, *arguments, last_words="", answer=""):
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setenv("DWAVE_API_TOKEN", os.environ.get("DWAVE_API_TOKEN", ""))  # put back in the end
+        monkeypatch.setenv("DWAVE_API_TOKEN", os.environ.get("DWAVE_API_TOKEN", ""))  # restored at the end
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
         with pytest.raises(SystemExit, match=last_words) if last_words else nullcontext():

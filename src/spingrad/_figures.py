@@ -1,4 +1,4 @@
-"""How figures look: colours that survive colour blindness, light grids, no frames."""
+"""The style of figures: colours that colour-blind readers can tell apart, light grids, no frames."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, one colour and one dash for each method.
+# The palette of Okabe and Ito.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
@@ -17,7 +17,10 @@ def new(
     width: float = 6.4, height: float = 3.8, rows: int = 1, columns: int = 1
 ) -> tuple["Figure", "np.ndarray"]:
     """A figure and its axes as an array of ``rows`` by ``columns``."""
-    import matplotlib as mpl
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ImportError('drawing needs matplotlib: pip install "spingrad[plot]"') from None
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -31,6 +34,6 @@ def new(
         "grid.alpha": 0.3,
         "legend.frameon": False,
     }
-    mpl.rcParams.update(settings)  # not a context: legends and texts that come later follow it too
+    mpl.rcParams.update(settings)  # stays set, so that legends and texts drawn later use it too
     canvas, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
     return canvas, axes

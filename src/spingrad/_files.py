@@ -1,4 +1,4 @@
-"""Files that survive a crash: the one place that writes to disk."""
+"""Writes files that survive a crash."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ def cache_folder() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path``: a reader sees the old file or the new one, never a part."""
+    """Write ``content`` to ``path``; readers see the old file or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
@@ -19,7 +19,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # a temporary file is its owner's alone
+        os.chmod(temporary, 0o644)  # temporary files are created readable only by their owner
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

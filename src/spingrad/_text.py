@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines of text, the first column flush left and the others flush right.
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines of text, with the first column aligned to the left and the others to the right.
 
     Example:
         >>> print(*aligned([["layer", "kB"], ["first", "12.5"]]), sep=chr(10))
         layer    kB
         first  12.5
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
+        "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(others, widths[1:], strict=True))])
+        for first, *others in table
     ]

@@ -1,4 +1,4 @@
-"""Clocks that give all candidates the same conditions."""
+"""Measures times of several candidates under the same conditions."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for torch, and afterwards as many as before."""
+    """Let torch use ``count`` threads inside a ``with`` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -24,11 +24,17 @@ def in_turns(
     turn: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of every call; the candidates take turns, so that a slow moment of the machine meets all.
+    """Seconds of every call; the candidates take turns, so that a slow phase of the machine affects all.
 
-    A turn is several calls of one candidate, so that each finds its caches as it left them. The first turn
-    of each warms up and is not counted. On a busy machine ``time.process_time`` is the steadier clock for
-    what runs on one thread.
+    A turn is several calls of one candidate, so that it finds the caches as it left them. The first turn of
+    each candidate is a warm-up and not counted. On a busy machine, ``time.process_time`` is the more reliable
+    clock for code that runs on one thread.
+
+    Args:
+        candidates: The functions to measure, by name.
+        repeats: Number of calls to measure per candidate, rounded up to whole turns.
+        turn: Calls per turn.
+        clock: Returns the time in seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(1 + -(-repeats // turn)):

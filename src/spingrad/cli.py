@@ -1,9 +1,11 @@
-"""The command line: ``spingrad-lab`` for the experiments, ``qpu``, ``bench`` and ``export``."""
+"""The command ``spingrad``: ``qpu`` plans, inspects and emulates QPU runs, ``export`` converts networks."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from spingrad import __version__
 
 if TYPE_CHECKING:
     from spingrad.qpu import Chip
@@ -14,19 +16,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser = _parser()
     args, rest = parser.parse_known_args(arguments)
     if args.command is _emulate:
-        args.rest = rest  # the emulator reads its own options
+        args.rest = rest  # the emulator parses its own options
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         args.command(args)
-    except ImportError as error:
-        sys.exit(f'{error}; all commands need: pip install "spingrad[paper,fast,graph,qpu,export,onnx]"')
-    except (ValueError, FileNotFoundError, ConnectionError) as error:
+    except (ImportError, ValueError, FileNotFoundError, ConnectionError) as error:
         sys.exit(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("spingrad", description="Binary neural networks, trained in spins.")
+    parser = argparse.ArgumentParser(
+        "spingrad", description="Binary neural networks on annealers and devices."
+    )
+    parser.add_argument("--version", action="version", version=f"spingrad {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_qpu(commands)
     _add_export(commands)
@@ -34,64 +37,78 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_qpu(commands: Any) -> None:
-    qpu = commands.add_parser("qpu", help="training on a D-Wave QPU: planned, looked at, emulated")
+    qpu = commands.add_parser(
+        "qpu",
+        help="plan, inspect or emulate training on a D-Wave QPU",
+        description='Training on a D-Wave QPU. Needs: pip install "spingrad[qpu]"',
+    )
     actions = qpu.add_subparsers(required=True, metavar="ACTION")
     plan = actions.add_parser(
         "plan",
-        help="what a run will cost, before anything is sent",
-        description="What training a network on a QPU will take. Without --connect an ideal chip is assumed "
-        "and nothing leaves this machine; with it, the configured service is asked for its working graph.",
+        help="calls and QPU time of a run, before anything is sent",
+        description="Computes the calls and the QPU time of training a network on a QPU. Without --connect, "
+        "an ideal chip is assumed and nothing is sent; with it, the configured service is asked for the "
+        'working graph of its QPU, which is free. Needs: pip install "spingrad[qpu]"',
     )
-    plan.add_argument("widths", type=_widths, metavar="WIDTHS", help="of the network, such as 16-4-4-2")
-    plan.add_argument("--batch-size", type=_count, required=True, metavar="N", help="rows of a batch")
+    plan.add_argument("widths", type=_widths, metavar="WIDTHS", help="inputs and units per layer: 16-4-4-2")
+    plan.add_argument("--batch-size", type=_count, required=True, metavar="N", help="examples per batch")
     plan.add_argument(
-        "--num-samples", type=_count, required=True, metavar="N", help="rows of the training set"
+        "--num-examples", type=_count, required=True, metavar="N", help="examples in the training set"
     )
-    plan.add_argument("--epochs", type=_count, default=1, metavar="N", help="passes over it; %(default)s")
+    for name, default, text in (
+        ("--epochs", 1, "passes over the training set"),
+        ("--num-reads", 100, "samples per unit"),
+        ("--block-size", 32, "most spins of a unit that are on the chip at once"),
+        ("--num-sweeps", 1, "passes over the blocks of a wide layer"),
+    ):
+        plan.add_argument(name, type=_count, default=default, metavar="N", help=f"{text}; default: {default}")
+    plan.add_argument("--annealing-time", type=float, metavar="US", help="microseconds; default: the chip's")
     plan.add_argument(
-        "--num-reads", type=_count, default=100, metavar="N", help="samples a unit; %(default)s"
+        "--topology", choices=["pegasus", "zephyr"], default="pegasus", help="of the ideal chip; %(default)s"
     )
-    plan.add_argument("--annealing-time", type=float, metavar="US", help="default: the chip's")
-    plan.add_argument("--block-size", type=_count, default=32, metavar="N", help="spins at once; %(default)s")
-    plan.add_argument("--num-sweeps", type=_count, default=1, metavar="N", help="over blocks; %(default)s")
-    plan.add_argument("--topology", choices=["pegasus", "zephyr"], default="pegasus", help="%(default)s")
-    plan.add_argument("--connect", action="store_true", help="plan on the working graph of your QPU")
+    plan.add_argument("--connect", action="store_true", help="plan for the working graph of your QPU")
     plan.set_defaults(command=_plan)
 
     inspect = actions.add_parser(
         "inspect",
-        help="a run from its journal: the step on the chip, energies, chain breaks",
-        description="Prints what a run cost and how its chains held, from its journal alone, and draws one "
-        "of its calls: the chains on the chip, the energies of the samples, the chain breaks of the run.",
+        help="cost and chain breaks of a run, from its journal",
+        description="Prints the jobs, the cost and the chain breaks of a run, from its journal alone. With "
+        "--call or --out it also draws one call: the chains on the chip, the energies of the samples, the "
+        'chain breaks of the run. Needs: pip install "spingrad[qpu]", and to draw "spingrad[qpu,plot]"',
     )
     inspect.add_argument("journal", type=Path, metavar="JOURNAL")
-    inspect.add_argument("--call", type=_count, metavar="N", help="which to draw, from 1; default: the last")
-    inspect.add_argument("--out", type=Path, metavar="FILE", help="the picture; default: JOURNAL.svg")
+    inspect.add_argument("--call", type=_count, metavar="N", help="draw this call, from 1; default: the last")
+    inspect.add_argument("--out", type=Path, metavar="FILE", help="draw into this file; default: JOURNAL.svg")
     inspect.set_defaults(command=_inspect)
 
     actions.add_parser(
         "emulate",
         add_help=False,
-        help="an emulated QPU on this machine, until Ctrl-C; --help for its options",
+        help="run an emulated QPU on this machine until Ctrl-C; its --help lists its options",
     ).set_defaults(command=_emulate)
 
 
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="a trained network as packed bits, C, ONNX or QONNX; or what packing buys",
-        description="Convert a packed network (spingrad.export.pack(model).save(path)), or with --model the "
-        "safetensors checkpoint of a torch network. --report times every layer against torch.",
+        help="convert a trained network to packed bits, C, ONNX or QONNX, or report its size and time",
+        description="Converts a packed network (spingrad.export.pack(model).save(path)), or with --model the "
+        "safetensors checkpoint of a torch network. --report measures every layer against torch. Needs: "
+        'pip install "spingrad[export]", and for --to onnx or qonnx "spingrad[export,onnx]"',
     )
     export.add_argument("checkpoint", nargs="?", type=Path, metavar="CHECKPOINT", help="a safetensors file")
-    export.add_argument("--to", choices=["packed", "c", "onnx", "qonnx"], help="what to write")
-    export.add_argument("--out", type=Path, metavar="PATH", help="where; of C the name without .c and .h")
-    export.add_argument("--report", action="store_true", help="size, operations and time of every layer")
-    export.add_argument("--batch", type=_count, default=256, metavar="N", help="of the report; %(default)s")
+    export.add_argument("--to", choices=["packed", "c", "onnx", "qonnx"], help="the format to write")
+    export.add_argument("--out", type=Path, metavar="PATH", help="file to write; for C without .c and .h")
+    export.add_argument(
+        "--report", action="store_true", help="print size, operations and time of every layer"
+    )
+    export.add_argument(
+        "--batch", type=_count, default=256, metavar="N", help="batch size of the report; %(default)s"
+    )
     export.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the network of a torch checkpoint")
-    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one sample, if not one row")
-    export.add_argument("--spins", action="store_true", help="its inputs are -1 and +1, and not pixels")
-    export.add_argument("--scale", type=float, default=1 / 255, help="what torch saw of a pixel; 1/255")
+    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one example, if it is an image")
+    export.add_argument("--spins", action="store_true", help="inputs are -1 and +1, not pixels")
+    export.add_argument("--scale", type=float, default=1 / 255, help="factor on pixels in training; 1/255")
     export.add_argument("--shift", type=float, default=0.0, help="added to scale * pixel; %(default)s")
     export.set_defaults(command=_export)
 
@@ -109,7 +126,9 @@ def _count(text: str) -> int:
 def _widths(text: str) -> list[int]:
     widths = [_count(part) for part in text.split("-")]
     if len(widths) < 2:
-        raise argparse.ArgumentTypeError(f"expected the inputs and every layer's units, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected the inputs and the units of every layer, such as 16-4-4-2, got {text!r}"
+        )
     return widths
 
 
@@ -126,7 +145,7 @@ def _plan(args: argparse.Namespace) -> None:
     planned = plan(
         args.widths,
         args.batch_size,
-        args.num_samples,
+        args.num_examples,
         args.epochs,
         chip=_chip(args),
         num_reads=args.num_reads,
@@ -134,7 +153,7 @@ def _plan(args: argparse.Namespace) -> None:
         num_sweeps=args.num_sweeps,
         **extra,
     )
-    _print_rows(planned.rows())
+    _print_pairs(planned.summary())
 
 
 def _chip(args: argparse.Namespace) -> "Chip":
@@ -145,20 +164,21 @@ def _chip(args: argparse.Namespace) -> "Chip":
     try:
         return QPUService().chip
     except (ServiceError, RuntimeError) as error:
-        raise ConnectionError(f"there is no QPU to plan for: {error}") from None
+        raise ConnectionError(f"found no QPU to plan for: {error}") from None
 
 
 def _inspect(args: argparse.Namespace) -> None:
     from spingrad.qpu import Journal
-    from spingrad.qpu.inspect import answered_calls, picture, rows
+    from spingrad.qpu.inspect import answered_calls, picture, summary
 
     journal = Journal(args.journal, read_only=True)
-    _print_rows(rows(journal))
-    calls = answered_calls(journal)
-    canvas = picture(calls, args.call or len(calls))
-    out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
-    canvas.savefig(out, dpi=200)
-    print(out)
+    _print_pairs(summary(journal))
+    if args.call or args.out:
+        calls = answered_calls(journal)
+        canvas = picture(calls, args.call or len(calls))
+        out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
+        canvas.savefig(out, dpi=200)
+        print(out)
 
 
 def _emulate(args: argparse.Namespace) -> None:
@@ -167,6 +187,6 @@ def _emulate(args: argparse.Namespace) -> None:
     emulate(args.rest)
 
 
-def _print_rows(rows: list[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name:{width}}  {value}" for name, value in rows))
+def _print_pairs(pairs: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in pairs)
+    print("\n".join(f"{name:{width}}  {value}" for name, value in pairs))

@@ -1,4 +1,4 @@
-"""What a network in C is made of: small functions, of which a network takes those it calls."""
+"""The text of a network in C: header, source, and small functions of which a network gets those it calls."""
 
 HEADER = """\
 /* {title} */
@@ -11,11 +11,11 @@ HEADER = """\
 #define {upper}_INPUTS {inputs}
 #define {upper}_CLASSES {classes}
 
-/* One whole number a class. input: {meaning}
-   The buffers are static: one call at a time. */
+/* Computes one integer per class. input: {meaning}
+   The buffers are static, so calls must not overlap. */
 void {name}_scores(const {kind} *input, int32_t *scores);
 
-/* The class with the highest score, the first of equals. */
+/* The class with the highest score, the first if several are equal. */
 int {name}_class(const {kind} *input);
 
 #endif
@@ -26,8 +26,8 @@ SOURCE = """\
 
 #include "{name}.h"
 
-/* Define it before this file to watch the sums of every layer: units sums, the first of them at place,
-   the others stride apart. */
+/* Define this macro before including this file to see the sums of every layer: sums holds the given number
+   of units; in the layer's output the first is at index place, the others follow at distance stride. */
 #ifndef {upper}_TRACE
 #define {upper}_TRACE(layer, sums, units, place, stride) ((void)0)
 #endif
@@ -51,12 +51,13 @@ int {name}_class(const {kind} *input)
 
 GEOMETRY = """\
 typedef struct {
-    int32_t channels, height, width, rows, columns, down, right, top, left, step_down, step_right;
+    int32_t channels, height, width, kernel_height, kernel_width, stride_down, stride_right, top, left,
+        dilation_down, dilation_right;
 } geometry;
 
 """
 
-# Each needs those named behind it; they are written in this order.
+# Name: the text of a function, and the functions that it calls. They are written in this order.
 FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "get_bit": (
         """\
@@ -108,7 +109,7 @@ static void bits_of_input(const int8_t *input, int32_t inputs, uint32_t *bits)
     ),
     "add_bits": (
         """\
-/* Spins: all inputs less twice those that differ from the weight. */
+/* Sums of spins: the number of inputs minus twice the number that differ from the weight. */
 static void add_bits(const uint32_t *in, const uint32_t *weight, int32_t inputs, int32_t units, int32_t *sums)
 {
     const int32_t words = (inputs + 31) / 32;
@@ -125,7 +126,7 @@ static void add_bits(const uint32_t *in, const uint32_t *weight, int32_t inputs,
     ),
     "add_patch_of_bits": (
         """\
-/* The same over a patch, of which only the valid bits lie inside the image. */
+/* The same for a patch of which only the valid bits lie inside the image. */
 static void add_patch_of_bits(const uint32_t *in, const uint32_t *valid, const uint32_t *weight,
                               int32_t inputs, int32_t units, int32_t *sums)
 {
@@ -151,10 +152,10 @@ static void patch_of_bits(const uint32_t *in, const geometry *g, int32_t first, 
 {
     int32_t place = 0;
     for (int32_t c = first; c < first + g->channels; c++)
-        for (int32_t i = 0; i < g->rows; i++)
-            for (int32_t j = 0; j < g->columns; j++, place++) {
-                const int32_t row = y * g->down - g->top + i * g->step_down;
-                const int32_t column = x * g->right - g->left + j * g->step_right;
+        for (int32_t i = 0; i < g->kernel_height; i++)
+            for (int32_t j = 0; j < g->kernel_width; j++, place++) {
+                const int32_t row = y * g->stride_down - g->top + i * g->dilation_down;
+                const int32_t column = x * g->stride_right - g->left + j * g->dilation_right;
                 const int inside = row >= 0 && row < g->height && column >= 0 && column < g->width;
                 put_bit(valid, place, inside);
                 put_bit(patch, place, inside && get_bit(in, (c * g->height + row) * g->width + column));
@@ -193,7 +194,7 @@ static void put_thresholds(const int32_t *sums, const int32_t *thresholds, const
     ),
     "put_lines": (
         """\
-/* (multiplier * sum + offset) / 2^shift, rounded down: 2^62 keeps what is shifted positive. */
+/* (multiplier * sum + offset) / 2^shift, rounded down; adding 2^62 keeps the shifted value positive. */
 static void put_lines(const int32_t *sums, const int32_t *multipliers, const int64_t *offsets, int32_t shift,
                       int32_t limit, int32_t units, int32_t *out, int32_t place, int32_t stride)
 {
@@ -237,10 +238,11 @@ static void pool_bits(const uint32_t *in, const geometry *g, int32_t y, int32_t 
 {
     for (int32_t c = 0; c < g->channels; c++) {
         int32_t ones = 0;
-        for (int32_t i = 0; i < g->rows; i++)
-            for (int32_t j = 0; j < g->columns; j++)
-                ones += get_bit(in, (c * g->height + y * g->down + i) * g->width + x * g->right + j);
-        sums[c] = add ? 2 * ones - g->rows * g->columns : ones > 0 ? 1 : -1;
+        for (int32_t i = 0; i < g->kernel_height; i++)
+            for (int32_t j = 0; j < g->kernel_width; j++)
+                ones += get_bit(in, (c * g->height + y * g->stride_down + i) * g->width
+                                    + x * g->stride_right + j);
+        sums[c] = add ? 2 * ones - g->kernel_height * g->kernel_width : ones > 0 ? 1 : -1;
     }
 }
 
@@ -253,10 +255,10 @@ static void pool_numbers(const int32_t *in, const geometry *g, int32_t y, int32_
                          int32_t *sums)
 {
     for (int32_t c = 0; c < g->channels; c++) {
-        const int32_t *window = in + (c * g->height + y * g->down) * g->width + x * g->right;
+        const int32_t *window = in + (c * g->height + y * g->stride_down) * g->width + x * g->stride_right;
         int32_t result = add ? 0 : window[0];
-        for (int32_t i = 0; i < g->rows; i++)
-            for (int32_t j = 0; j < g->columns; j++) {
+        for (int32_t i = 0; i < g->kernel_height; i++)
+            for (int32_t j = 0; j < g->kernel_width; j++) {
                 const int32_t value = window[i * g->width + j];
                 result = add ? result + value : value > result ? value : result;
             }
@@ -269,9 +271,9 @@ static void pool_numbers(const int32_t *in, const geometry *g, int32_t y, int32_
     ),
 }
 
-# Once for bytes and once for 32-bit numbers.
+# Written once for bytes and once for int32.
 NUMBERS = """\
-/* Numbers: twice those with a weight of +1, less all. */
+/* Sums of integers: twice the sum of those with a weight of +1, minus the sum of all. */
 static void add_{kind}(const {type} *in, const uint32_t *weight, int32_t inputs, int32_t units, int32_t *sums)
 {{
     int32_t all = 0;
@@ -295,10 +297,10 @@ static void patch_of_{kind}(const {type} *in, const geometry *g, int32_t first, 
                           {type} *patch)
 {{
     for (int32_t c = first; c < first + g->channels; c++)
-        for (int32_t i = 0; i < g->rows; i++)
-            for (int32_t j = 0; j < g->columns; j++) {{
-                const int32_t row = y * g->down - g->top + i * g->step_down;
-                const int32_t column = x * g->right - g->left + j * g->step_right;
+        for (int32_t i = 0; i < g->kernel_height; i++)
+            for (int32_t j = 0; j < g->kernel_width; j++) {{
+                const int32_t row = y * g->stride_down - g->top + i * g->dilation_down;
+                const int32_t column = x * g->stride_right - g->left + j * g->dilation_right;
                 const int inside = row >= 0 && row < g->height && column >= 0 && column < g->width;
                 *patch++ = inside ? in[(c * g->height + row) * g->width + column] : 0;
             }}

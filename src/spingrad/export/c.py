@@ -1,4 +1,4 @@
-"""C99 for any processor: one .c and one .h, the weights as constants, no allocation and no library."""
+"""A packed network as C99: one .c and one .h file, the weights as constants, no allocation, no library."""
 
 import math
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class CSource:
     """A network in C.
 
     Args:
-        name: Prefix of its functions and name of its files.
-        header: The .h file.
-        source: The .c file.
-        constants: Bytes of weights and other numbers, for flash; the code comes on top.
-        ram: Bytes of the static buffers; the stack holds the scores and a few words.
+        name: Prefix of its functions, and the name of its files.
+        header: Content of the .h file.
+        source: Content of the .c file.
+        constants: Bytes of weights and other constants in flash, without the code.
+        ram: Bytes of the static buffers; the stack holds the scores and a few more words.
     """
 
     name: str
@@ -55,8 +55,8 @@ class CSource:
 def to_c(model: PackedModel, name: str = "network") -> CSource:
     """A packed network as C99.
 
-    ``NAME_scores(input, scores)`` computes what :meth:`PackedModel.scores` computes, ``NAME_class(input)``
-    the class.
+    ``NAME_scores(input, scores)`` computes the same scores as :meth:`PackedModel.scores`, and
+    ``NAME_class(input)`` returns the class.
 
     Example:
         >>> bits = np.array([[0b0101], [0b0011]], np.uint8)
@@ -65,15 +65,15 @@ def to_c(model: PackedModel, name: str = "network") -> CSource:
         (8, 8)
     """
     if not (name.isidentifier() and name.isascii()):
-        raise ValueError(f"the name of a network in C is a C identifier, got {name!r}")
+        raise ValueError(f"name must be a C identifier, got {name!r}")
     return _Writer(model, name).written()
 
 
 class _Writer:
-    """Writes a few calls for each layer or pool, with the activation behind it.
+    """Writes a few function calls for each layer or pooling and the activation that follows it.
 
-    Activations live in two buffers that take turns: spins as bits, numbers as int32. The sums of one
-    position of a layer are in ``sums`` until the activation puts them where they belong.
+    The inputs and outputs of layers alternate between two buffers; spins are stored as bits, integers as
+    int32. The sums of one position of a layer are in ``sums`` until the activation has been applied.
     """
 
     def __init__(self, model: PackedModel, name: str) -> None:
@@ -119,7 +119,7 @@ class _Writer:
         while place < len(stages):
             stage, before, after = stages[place], flows[place], flows[place + 1]
             label, place = place, place + 1
-            if isinstance(stage, Flatten):  # the numbers are in this order already
+            if isinstance(stage, Flatten):  # the values are already in this order
                 continue
             activation: Stage | None = None
             if place < len(stages) and isinstance(stages[place], Threshold | Rescale):
@@ -144,23 +144,23 @@ class _Writer:
             reads, turn = writes, 1 - turn
 
     def _write_loops(self, after: Flow, groups: int, units: int, calls: list[str]) -> None:
-        """The calls of one position and group of channels, ``first`` being its first unit."""
+        """Loops over positions and groups of channels around ``calls``; ``first`` is a group's first unit."""
         if len(after.shape) == 1:
             self.body += calls
             return
-        rows, columns = after.shape[1:]
+        height, width = after.shape[1:]
         loops = [
-            f"for (int32_t {name} = 0; {name} < {size}; {name}{'++' if step == 1 else f' += {step}'})"
-            for name, size, step in (("y", rows, 1), ("x", columns, 1), ("first", groups * units, units))
+            f"for (int32_t {name} = 0; {name} < {size}; {name}{'++' if by == 1 else f' += {by}'})"
+            for name, size, by in (("y", height, 1), ("x", width, 1), ("first", groups * units, units))
         ]
         self.body += ["    " * depth + loop for depth, loop in enumerate(loops)]
         self.body[-1] += " {"
-        place = f"const int32_t place = first * {rows * columns} + y * {columns} + x;"
+        place = f"const int32_t place = first * {height * width} + y * {width} + x;"
         self.body += ["            " + line for line in (place, *calls)]
         self.body.append("        }")
 
     def _product(self, stage: Product, before: Flow, reads: str, units: int, label: int) -> list[str]:
-        """Calls that leave the sums of ``units`` units from ``first`` on in ``sums``."""
+        """Calls that compute the sums of ``units`` units, starting with unit ``first``."""
         words = -(-stage.fan_in // 32)
         padded = np.zeros((len(stage.bits), 4 * words), np.uint8)
         padded[:, : stage.bits.shape[1]] = stage.bits
@@ -226,7 +226,7 @@ class _Writer:
         return f"{function}({', '.join(map(str, arguments))});"
 
     def _buffer(self, turn: int, flow: Flow) -> str:
-        """The name of the buffer whose turn it is; bits behind the last spin are cleared."""
+        """The name of the buffer whose turn it is; the unused bits after the last spin are cleared."""
         count = math.prod(flow.shape)
         if flow.kind != "spins":
             return self._reserve("int32_t", f"numbers_{'ab'[turn]}", count)
@@ -255,7 +255,7 @@ class _Writer:
 
 
 def _place(after: Flow) -> str:
-    """Where the first number of a position belongs: a variable of the loops, or the start."""
+    """Index of a position's first value: a variable of the loops, or zero."""
     return "place" if len(after.shape) == 3 else "0"
 
 

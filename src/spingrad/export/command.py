@@ -1,4 +1,4 @@
-"""``spingrad export``: a checkpoint to packed bits, C, ONNX or QONNX, or a report."""
+"""``spingrad export``: converts a checkpoint to packed bits, C, ONNX or QONNX, or reports size and time."""
 
 import argparse
 import importlib
@@ -20,9 +20,9 @@ def report(args: argparse.Namespace) -> list[str]:
 
 
 def convert(args: argparse.Namespace) -> list[str]:
-    """Write what was asked for; the lines say what and how large."""
+    """Write the files; the lines say which and how large they are."""
     if args.checkpoint is None or args.to is None:
-        raise ValueError("spingrad export CHECKPOINT --to packed, c, onnx or qonnx; or --report")
+        raise ValueError("give a CHECKPOINT and --to packed, c, onnx or qonnx; or --report")
     model = read(args)
     out: Path = args.out or args.checkpoint.with_name(f"{args.checkpoint.stem}-{args.to}")
     if args.to == "c":
@@ -30,8 +30,8 @@ def convert(args: argparse.Namespace) -> list[str]:
 
         source = to_c(model, out.name.replace("-", "_"))
         lines = [str(path) for path in source.save(out.parent)]
-        sizes = f"{source.constants:,} bytes of constants (flash), {source.ram:,} bytes of buffers (RAM)"
-        return [*lines, f"{model.num_weights:,} weights; {sizes}; the code comes on top"]
+        sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
+        return [*lines, f"{model.num_weights:,} weights; {sizes}, code not included"]
     content = _content(model, args.to)
     path = out if out.suffix else out.with_name(out.name + {"packed": ".safetensors"}.get(args.to, ".onnx"))
     write_atomically(path, content)
@@ -39,17 +39,17 @@ def convert(args: argparse.Namespace) -> list[str]:
 
 
 def read(args: argparse.Namespace) -> PackedModel:
-    """A packed file, or the weights of a torch network that ``--model`` builds."""
+    """A packed file, or a torch checkpoint whose network ``--model`` builds."""
     if args.model is None:
         return PackedModel.load(args.checkpoint)
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
-        raise ImportError('checkpoints need safetensors: pip install "spingrad[export]"') from None
+        raise ImportError('reading checkpoints needs safetensors: pip install "spingrad[export]"') from None
     module, _, function = args.model.partition(":")
     if not module or not function:
-        raise ValueError(f"--model is MODULE:FUNCTION, such as mynets:digits, got {args.model!r}")
+        raise ValueError(f"--model must be MODULE:FUNCTION, such as mynets:digits, got {args.model!r}")
     sys.path.insert(0, os.getcwd())  # as python -m does
     try:
         network = getattr(importlib.import_module(module), function)()
@@ -61,8 +61,8 @@ def read(args: argparse.Namespace) -> PackedModel:
         network.load_state_dict(load_file(args.checkpoint))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"{args.checkpoint} does not hold the weights of {args.model}: {error}. Write them with "
-            "safetensors.torch.save_file(model.state_dict(), path)"
+            f"{args.checkpoint} does not hold the weights of {args.model}: {error}. Expected a file written "
+            "by safetensors.torch.save_file(model.state_dict(), path)"
         ) from None
     if args.spins:
         return pack(network, args.shape, kind="spins")

@@ -1,8 +1,8 @@
-"""From a trained torch network to stages of bits and whole numbers; BatchNorm becomes thresholds.
+"""Converts a trained torch network to stages of bits and integers; BatchNorm is folded into thresholds.
 
-A BatchNorm before a sign is a comparison of a whole number with a constant. There are finitely many whole
-numbers, and torch's own arithmetic rises or falls along them: bisection finds where it changes its sign, so
-that the threshold agrees with torch on every one of them, rounding included.
+BatchNorm followed by a sign compares an integer with a constant. Over the finitely many integers that a unit
+can reach, torch's result is monotonic, so bisection with torch's own float32 arithmetic finds where the sign
+changes. The threshold then agrees with torch on every one of these integers, rounding included.
 """
 
 import math
@@ -35,7 +35,7 @@ from spingrad.nn.linear import BinaryLayer, BinaryLinear
 from spingrad.nn.sign import Sign
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d
-FINEST = 2**14  # hardtanh's one in whole numbers, at most: a step of 6e-5
+FINEST = 2**14  # the largest integer that may stand for hardtanh's 1: a resolution of 6e-5
 
 
 def pack(
@@ -46,20 +46,23 @@ def pack(
     scale: float = 1 / 255,
     shift: float = 0.0,
 ) -> PackedModel:
-    """A trained network as bits and whole numbers.
+    """Convert a trained network to bits and integers.
 
-    It may hold, in ``nn.Sequential``s: ``BinaryLinear``, ``BinaryConv2d``, ``Sign``, ``Hardtanh``,
-    ``BatchNorm`` or ``Gain`` behind a binary layer, max and average pooling, ``Flatten``, ``Unflatten``
+    Supported, in ``nn.Sequential``: ``BinaryLinear``, ``BinaryConv2d``, ``Sign``, ``Hardtanh``,
+    ``BatchNorm`` or ``Gain`` after a binary layer, max and average pooling, ``Flatten``, ``Unflatten``
     of the input, ``Dropout`` and ``Identity``.
 
     Args:
-        model: The network, on any device, as it is in evaluation; it is left as it is.
-        shape: Shape of one sample, such as ``(1, 28, 28)``; a network that begins with a linear layer or
-            ``Unflatten`` tells it.
-        kind: ``"pixels"``: the deployed network reads bytes, 0 to 255, and torch saw
-            ``scale * pixel + shift``. ``"spins"``: inputs are -1 and +1.
-        scale: Positive. Powers of two, or one, keep torch's own sums exact.
-        shift: Added to all pixels in training, such as ``-mean / std``.
+        model: The network, on any device. It is packed as it behaves in evaluation, and is not changed.
+        shape: Shape of one example, such as ``(1, 28, 28)``; not needed if the network begins with a linear
+            layer or ``Unflatten``.
+        kind: ``"pixels"`` if the deployed network reads bytes, 0 to 255, and the torch network was trained on
+            ``scale * pixel + shift``; ``"spins"`` if inputs are -1 and +1.
+        scale: Factor on the pixels in training, positive. With a power of two, torch's own sums are exact.
+        shift: What was added to all pixels in training, such as ``-mean / std``.
+
+    Raises:
+        ValueError: The network holds a module, or an order of modules, that cannot be packed.
 
     Example:
         >>> model = nn.Sequential(BinaryLinear(784, 128), Sign(), BinaryLinear(128, 10))
@@ -71,12 +74,12 @@ def pack(
     if kind == "spins":
         scale, shift = 1.0, 0.0
     if not (scale > 0 and math.isfinite(scale) and math.isfinite(shift)):
-        raise ValueError(f"scale is positive and shift finite, got {scale} and {shift}")
+        raise ValueError(f"scale must be positive and shift finite, got {scale} and {shift}")
     if modules and isinstance(first := modules[0], nn.Unflatten):
         shape, modules = tuple(first.unflattened_size), modules[1:]
     if shape is None:
         if not modules or not isinstance(modules[0], BinaryLinear):
-            raise ValueError("what is the shape of one sample? pack(model, (channels, height, width), …)")
+            raise ValueError("pass the shape of one example: pack(model, (channels, height, width), …)")
         shape = (modules[0].in_features,)
     with torch.no_grad():
         stages = _Folding(kind, shape, scale, shift).run(modules)
@@ -92,18 +95,18 @@ def _modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Folding:
-    """Walks along a network. At each point a whole number k stands for ``scale * k + shift`` in torch."""
+    """Translates module by module. At each point an integer k stands for torch's ``scale * k + shift``."""
 
     def __init__(self, kind: Kind, shape: Shape, scale: float, shift: float) -> None:
         bound = 255 if kind == "pixels" else 1
         self.flow = Flow(kind, (), bound).then(shape, bound, kind)
         self.scale, self.shift = scale, shift
         self.stages: list[Stage] = []
-        self.layer: BinaryLayer | None = None  # whose sums wait for an activation
-        self.factor = 1.0  # of its sums, before BatchNorm
-        self.constant: Array = np.zeros(1)  # of each unit, in torch's sum
-        self.norm: Norm | None = None
-        self.postponed: list[Pool] = []  # behind a BatchNorm, a maximum is taken after the activation
+        self.layer: BinaryLayer | None = None  # the last layer, until its activation comes
+        self.factor = 1.0  # on the layer's sums, before BatchNorm
+        self.constant: Array = np.zeros(1)  # part of each unit's sum in torch that comes from ``shift``
+        self.norm: Norm | None = None  # of the layer
+        self.postponed: list[Pool] = []  # max pooling after BatchNorm is moved behind the activation
 
     def run(self, modules: Sequence[nn.Module]) -> tuple[Stage, ...]:
         for place, module in enumerate(modules):
@@ -112,9 +115,9 @@ class _Folding:
             except ValueError as error:
                 raise ValueError(f"{module}: {error}") from None
         if self.layer is None:
-            raise ValueError("a network ends in a binary layer, with BatchNorm behind it or without")
+            raise ValueError("a network must end in a binary layer, optionally followed by BatchNorm or Gain")
         if self.postponed:
-            raise ValueError("pooling behind the last BatchNorm is not exported")
+            raise ValueError("pooling after the last BatchNorm cannot be exported")
         if self.norm is not None or self.constant.any():
             self._rescale(None)
         return tuple(self.stages)
@@ -130,7 +133,7 @@ class _Folding:
             case Sign():
                 self._sign()
             case nn.Hardtanh(min_val=-1.0, max_val=1.0):
-                self._rescale(_next_reach(rest))
+                self._rescale(_next_fan_in(rest))
             case nn.MaxPool2d() | nn.AvgPool2d():
                 self._pool(module)
             case nn.Flatten(start_dim=1, end_dim=-1):
@@ -147,11 +150,11 @@ class _Folding:
 
     def _product(self, layer: BinaryLinear | BinaryConv2d) -> None:
         if self.layer is not None:
-            raise ValueError("needs a Sign or Hardtanh between it and the layer before")
+            raise ValueError("needs a Sign or Hardtanh between this layer and the one before")
         if getattr(layer.weight, "relaxed", False):
-            raise ValueError("its weights are still real; finish the training of this optimizer first")
+            raise ValueError("its weights are still real numbers; its optimizer has not finished training")
         if not layer.weight.isfinite().all():
-            raise ValueError("its latent weights are not all finite")
+            raise ValueError("some of its latent weights are not finite")
         spins = layer.binary_weight.cpu().flatten(1).numpy().astype(np.int8)
         self.constant = self.shift * spins.sum(1, dtype=np.float64)
         if isinstance(layer, BinaryLinear):
@@ -159,8 +162,8 @@ class _Folding:
         else:
             if self.shift and any(layer.padding):
                 raise ValueError(
-                    "shift moves the pixels but not the zeros around the image: use padding=0 in the first "
-                    "layer, or shift=0"
+                    "shift is added to the pixels but not to the zeros around the image: use padding=0 in "
+                    "the first layer, or shift=0"
                 )
             geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
             self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
@@ -168,28 +171,28 @@ class _Folding:
 
     def _batch_norm(self, norm: Norm) -> None:
         if self.layer is None or self.norm is not None:
-            raise ValueError("BatchNorm stands behind a binary layer, and there is one of them")
+            raise ValueError("BatchNorm must follow a binary layer, and only once")
         if self.factor != self.layer.scale:
-            raise ValueError("a layer has BatchNorm or Gain behind it, not both")
+            raise ValueError("a layer may be followed by BatchNorm or Gain, not both")
         if norm.running_mean is None or norm.running_var is None:
-            raise ValueError("needs its running mean and variance (track_running_stats)")
+            raise ValueError("needs a running mean and variance (track_running_stats=True)")
         if norm.num_features != self.flow.shape[0]:
-            raise ValueError(f"has {norm.num_features} features behind a layer of {self.flow.shape[0]} units")
+            raise ValueError(f"has {norm.num_features} features after a layer of {self.flow.shape[0]} units")
         self.norm = norm
 
     def _gain(self, gain: Gain) -> None:
         if self.layer is None or self.norm is not None:
-            raise ValueError("Gain stands behind a binary layer, and not behind BatchNorm")
+            raise ValueError("Gain must follow a binary layer, and not BatchNorm")
         factor = float(gain.factor)
         if not 0 < factor < math.inf:
-            raise ValueError(f"has a factor of {factor}: pass a training batch through the network first")
+            raise ValueError(f"has a factor of {factor}: run the network in training mode on a batch first")
         self.factor *= factor
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d) -> None:
         size, stride = _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size)
         plain = _pair(pool.padding) == (0, 0) and not pool.ceil_mode
         if not plain or _pair(getattr(pool, "dilation", 1)) != (1, 1):
-            raise ValueError("pooling is exported with padding=0, dilation=1 and ceil_mode=False")
+            raise ValueError("pooling needs padding=0, dilation=1 and ceil_mode=False to be exported")
         if isinstance(pool, nn.MaxPool2d):
             stage = Pool("max", size, stride)
             if self.norm is not None:
@@ -199,16 +202,16 @@ class _Folding:
                 self._append(stage)
             return
         if self.norm is not None or pool.divisor_override is not None:
-            raise ValueError("average pooling stands before BatchNorm or behind the activation")
+            raise ValueError("average pooling must come before BatchNorm or after the activation")
         self._append(Pool("sum", size, stride))
-        self.scale /= math.prod(size)  # the average is the sum of more, smaller numbers
+        self.scale /= math.prod(size)  # the average is the sum in smaller units
 
     def _sign(self) -> None:
         self._need_sums()
         if self.norm is not None:
             self._append(self._folded_sign())
         elif self.constant.any():
-            # scale * sum + constant >= 0, solved for the sum without rounding
+            # scale * sum + constant >= 0, solved for the sum in exact fractions
             exact = [-Fraction(float(c)) / Fraction(self.scale) for c in self.constant]
             thresholds = np.array([min(max(math.ceil(t), -EXACT), EXACT) for t in exact], np.int32)
             self._append(Threshold(thresholds, np.ones(len(thresholds), np.int8)))
@@ -217,36 +220,36 @@ class _Folding:
         self._finish(1.0)
 
     def _folded_sign(self) -> Threshold:
-        """For each unit, the first whole number at which torch's sign turns, and which way it turns."""
+        """For each unit, the integer at which torch's sign changes, and in which direction it changes."""
         bound = self.flow.bound
         units = self.flow.shape[0]
         low, high = np.full(units, -bound - 1), np.full(units, bound + 1)
         first, last = self._torch_signs(low + 1), self._torch_signs(high - 1)
-        rises = last | ~first  # where both ends agree there is no turn, and either direction will do
+        rises = last | ~first  # if both ends have the same sign, it never changes and any direction is right
         while (high - low > 1).any():
             middle = (low + high) // 2
-            beyond = self._torch_signs(middle) == rises  # at or behind the turn
+            beyond = self._torch_signs(middle) == rises  # at the change or after it
             low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
-        # rising: sum >= high. Falling: sum <= high - 1, which is -sum >= 1 - high.
+        # Rising: +1 where sum >= high. Falling: +1 where sum <= high - 1, which is -sum >= 1 - high.
         thresholds = np.where(rises, high, 1 - high)
         thresholds = np.where(first & last, -bound - 1, thresholds)
         thresholds = np.where(~first & ~last, bound + 1, thresholds)
         return Threshold(thresholds.astype(np.int32), np.where(rises, 1, -1).astype(np.int8))
 
     def _torch_signs(self, sums: Array) -> Array:
-        """Which of these sums, one a unit, torch's arithmetic calls +1."""
+        """For which of these sums, one per unit, torch computes +1."""
         assert self.norm is not None
         return (self._torch_norm(sums) >= 0).numpy()
 
     def _torch_norm(self, sums: Array) -> Tensor:
-        """BatchNorm as torch computes it at whole numbers, one a unit."""
+        """BatchNorm as torch computes it for these sums, one per unit."""
         assert self.norm is not None
         x = torch.from_numpy(self.scale * sums + self.constant).float() * self.factor
         mean, variance, weight, bias = _norm_tensors(self.norm)
         return nn.functional.batch_norm(x[None], mean, variance, weight, bias, eps=self.norm.eps)[0]
 
-    def _rescale(self, reach: int | None) -> None:
-        """Hardtanh in fixed point, or the scores behind a last BatchNorm if nothing follows (``None``)."""
+    def _rescale(self, next_fan_in: int | None) -> None:
+        """Hardtanh in fixed point, or the scores after the last BatchNorm if no layer follows (``None``)."""
         self._need_sums()
         slope = np.full(self.flow.shape[0], self.scale * self.factor)
         offset = np.broadcast_to(self.constant * self.factor, slope.shape)
@@ -255,21 +258,21 @@ class _Folding:
             gain = weight / np.sqrt(variance + self.norm.eps)
             slope, offset = slope * gain, (offset - mean) * gain + bias
         if not (np.isfinite(slope).all() and np.isfinite(offset).all()):
-            raise ValueError("BatchNorm has numbers that are not finite")
-        if reach is None:
+            raise ValueError("some parameters of BatchNorm are not finite")
+        if next_fan_in is None:
             largest = float((np.abs(slope) * self.flow.bound + np.abs(offset)).max())
             self._append(_line(slope, offset, (EXACT // 2) / max(largest, 1e-30), EXACT // 2))
             return
-        finest = min(FINEST, (EXACT - 1) // reach)
-        step = round(1 / slope[0]) if slope[0] > 1e-9 else 0
-        if not offset.any() and np.allclose(slope * step, 1, rtol=1e-9) and 0 < step <= finest:
-            finest, slope = step, np.full(len(slope), 1 / step)  # the clipped sums: nothing is rounded
-        self._append(_line(slope, offset, finest, finest))
-        self._finish(1 / finest)
+        one = min(FINEST, (EXACT - 1) // next_fan_in)  # the integer that stands for hardtanh's 1
+        inverse = round(1 / slope[0]) if slope[0] > 1e-9 else 0
+        if not offset.any() and np.allclose(slope * inverse, 1, rtol=1e-9) and 0 < inverse <= one:
+            one, slope = inverse, np.full(len(slope), 1 / inverse)  # sums are only clipped, not rounded
+        self._append(_line(slope, offset, one, one))
+        self._finish(1 / one)
 
     def _need_sums(self) -> None:
         if self.layer is None:
-            raise ValueError("an activation stands behind a binary layer")
+            raise ValueError("an activation must follow a binary layer")
 
     def _finish(self, scale: float) -> None:
         for pool in self.postponed:
@@ -279,7 +282,7 @@ class _Folding:
 
 
 def _norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance, weight and bias of a BatchNorm, on the CPU; one and zero where it has none."""
+    """Mean, variance, weight and bias of BatchNorm on the CPU; without ``affine``, weight 1 and bias 0."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     mean, variance = norm.running_mean.cpu(), norm.running_var.cpu()
@@ -289,9 +292,9 @@ def _norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
-    """``units * (slope * k + offset)``, rounded to the nearest, in as many binary digits as there is room."""
+    """``units * (slope * k + offset)``, rounded to nearest, with as many binary digits as fit."""
     slope, offset = slope * units, offset * units
-    if (slope == 1).all() and not offset.any():  # also 1 / step * step: both roundings are to nearest
+    if (slope == 1).all() and not offset.any():  # exact also for 1 / i * i: both operations round to nearest
         shift = 0
     else:
         room = min(
@@ -301,20 +304,20 @@ def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
     half = 2.0 ** (shift - 1) if shift else 0.0
     multipliers = np.round(slope * 2.0**shift)
     if np.abs(multipliers).max() >= 2**31:
-        raise ValueError("BatchNorm's slope is too steep for whole numbers of 32 bits")
+        raise ValueError("the slope of BatchNorm is too steep for 32-bit integers")
     offsets = np.round(offset * 2.0**shift + half)
     return Rescale(multipliers.astype(np.int32), offsets.astype(np.int64), shift, limit)
 
 
-def _next_reach(rest: Sequence[nn.Module]) -> int:
-    """How many hardtanh outputs the next layer adds up."""
-    reach = 1
+def _next_fan_in(rest: Sequence[nn.Module]) -> int:
+    """How many hardtanh outputs each unit of the next layer adds, counting those that pooling has summed."""
+    pooled = 1
     for module in rest:
         if isinstance(module, nn.AvgPool2d):
-            reach *= math.prod(_pair(module.kernel_size))
+            pooled *= math.prod(_pair(module.kernel_size))
         if isinstance(module, BinaryLayer):
-            return reach * module.fan_in
-    raise ValueError("a network ends in a binary layer, with BatchNorm behind it or without")
+            return pooled * module.fan_in
+    raise ValueError("a network must end in a binary layer, optionally followed by BatchNorm or Gain")
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""ONNX: the network in standard operators, for onnxruntime and whatever else reads ONNX.
+"""ONNX: the network in standard operators, for onnxruntime and other programs that read ONNX.
 
-Whole numbers travel in float32, which is exact for every sum of a packed network (they stay below 2^24).
+Integers are stored in float32, which is exact for every sum of a packed network: sums stay below 2^24.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from spingrad.export.stages import (
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-# An opset and IR version that runtimes have known for years: the newest onnx package writes an IR version
-# that no released onnxruntime reads.
+# Old enough for every runtime: by default the newest onnx package writes an IR version that no released
+# onnxruntime reads.
 OPSET, IR_VERSION = 13, 8
 
 
@@ -33,22 +33,22 @@ def to_onnx(model: PackedModel) -> "ModelProto":
     """A packed network as an ONNX model with the outputs ``scores`` (int32) and ``classes`` (int64).
 
     The input is called ``input``: uint8 pixels, or spins as int8. The sums of layer k are the tensor
-    ``sums_k``. Weights are stored as int8, a quarter of float32.
+    ``sums_k``. Weights are stored as int8, a quarter of the size of float32.
     """
     graph = Graph(model)
     graph.cast("input", "float32", "input_as_float")
     return graph.finished(np.uint8 if model.kind == "pixels" else np.int8)
 
 
-def need_onnx(extra: str = "onnx") -> None:
+def need_onnx() -> None:
     try:
         import onnx  # noqa: F401
     except ImportError:
-        raise ImportError(f'writing ONNX needs onnx: pip install "spingrad[{extra}]"') from None
+        raise ImportError('writing ONNX or QONNX needs onnx: pip install "spingrad[onnx]"') from None
 
 
 class Graph:
-    """Nodes and constants of one network; a subclass may write weights and signs in another way."""
+    """The nodes and constants of one network; a subclass may write weights and signs differently."""
 
     name_of_first = "input_as_float"
 
@@ -60,7 +60,7 @@ class Graph:
         self.imports = {"": OPSET}
 
     def finished(self, dtype: Any, batch: int | str = "batch") -> "ModelProto":
-        """All stages behind what is there, and the outputs."""
+        """The model: the nodes so far, then all stages and the outputs."""
         from onnx import checker, helper, numpy_helper
 
         x, layer = self.name_of_first, 0
@@ -134,7 +134,7 @@ class Graph:
                 return self.node("Flatten", [x], output, axis=1)
             case Pool(take="max"):
                 return self.node("MaxPool", [x], output, kernel_shape=stage.size, strides=stage.stride)
-            case Pool():  # as a convolution with ones: an average would round
+            case Pool():  # a convolution with ones, since ONNX's average would round
                 channels = self.model.flows[place].shape[0]
                 ones = self.constant(f"{output}_ones", np.ones((channels, 1, *stage.size)))
                 return self.node("Conv", [x, ones], output, strides=stage.stride, group=channels)
@@ -142,7 +142,7 @@ class Graph:
                 return self._threshold(stage, x, place)
             case Rescale():
                 return self._rescale(stage, x, place)
-        raise TypeError(f"no ONNX for {stage}")
+        raise TypeError(f"expected a stage of a packed network, got {stage}")
 
     def _threshold(self, stage: Threshold, x: str, place: int) -> str:
         output = f"stage_{place}"
@@ -155,16 +155,16 @@ class Graph:
         return self.sign(x, output)
 
     def _rescale(self, stage: Rescale, x: str, place: int) -> str:
-        """In int64; 2^62 keeps what is divided positive, since ONNX rounds to zero."""
+        """Computed in int64. Adding 2^62 keeps the dividend positive, since ONNX rounds towards zero."""
         output, shape = f"stage_{place}", (-1, *[1] * (len(self.model.flows[place].shape) - 1))
         x = self.cast(x, "int64", f"{output}_whole")
-        steps = [
+        operations = [
             ("Mul", stage.multipliers.reshape(shape)),
             ("Add", stage.offsets.reshape(shape) + 2**62),
             ("Div", 2**stage.shift),
             ("Sub", 2 ** (62 - stage.shift)),
         ]
-        for operator, value in steps:
+        for operator, value in operations:
             name = f"{output}_{operator.lower()}"
             x = self.node(operator, [x, self.constant(f"{name}_by", value, np.int64)], name)
         ends = [

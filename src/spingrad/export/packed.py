@@ -1,4 +1,4 @@
-"""A network of bits and whole numbers: run it, save it, load it without trusting the file."""
+"""A network of bits and integers: run it, save it, and load it without trusting the file."""
 
 import dataclasses
 import hashlib
@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spingrad._files import write_atomically
+from spingrad.export.runtime import Backend, Runtime, chosen
 from spingrad.export.stages import (
     Array,
     Convolution,
@@ -27,28 +28,25 @@ from spingrad.export.stages import (
     flows,
 )
 
-if TYPE_CHECKING:
-    from spingrad.export.runtime import Backend, Runtime
-
-KEY, VERSION = "spingrad packed network", 1  # of the safetensors metadata
-MAX_HEADER = 2**20  # bytes; a network of a thousand layers stays below it
+KEY, VERSION = "spingrad packed network", 1  # in the metadata of the safetensors file
+MAX_HEADER = 2**20  # bytes; enough for a network of a thousand layers
 _KINDS = {kind.__name__.lower(): kind for kind in (Linear, Convolution, Threshold, Rescale, Pool, Flatten)}
 
 
 class PackedFileError(ValueError):
-    """A file that is no packed network, or not the one that was written; the message says which and why."""
+    """A file that is not a packed network, or was changed since it was written; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedModel:
-    """A trained network as it deploys: one bit a weight, whole numbers between.
+    """A trained network as it is deployed: one bit per weight, integers between the layers.
 
-    Made by :func:`spingrad.export.pack` or :meth:`load`.
+    Created by :func:`spingrad.export.pack` or :meth:`load`.
 
     Args:
         kind: ``"pixels"``, inputs from 0 to 255, or ``"spins"``, inputs of -1 and +1.
-        shape: Shape of one sample.
-        stages: What is computed, in order.
+        shape: Shape of one example.
+        stages: The computations, in order.
 
     Example:
         >>> bits = np.array([[0b0101], [0b0011]], np.uint8)  # two units of four weights, lowest bit first
@@ -66,7 +64,7 @@ class PackedModel:
 
     @cached_property
     def flows(self) -> list[Flow]:
-        """What enters, and what leaves each stage."""
+        """What enters the first stage, and what leaves each stage."""
         return flows(self.kind, self.shape, self.stages)
 
     @property
@@ -78,43 +76,41 @@ class PackedModel:
     def num_weights(self) -> int:
         return sum(len(stage.bits) * stage.fan_in for stage in self.products)
 
-    def scores(self, x: Array, *, backend: "Backend" = "auto", threads: int | None = None) -> Array:
-        """One whole number a class, shape ``(samples, classes)``, int32.
+    def scores(self, x: Array, *, backend: Backend = "auto", threads: int | None = None) -> Array:
+        """One integer per class, shape ``(examples, classes)``, int32.
 
         Args:
-            x: Samples: uint8 pixels, or spins, any dtype; of the model's shape, or flat.
-            backend: ``"numba"`` popcounts, ``"numpy"`` multiplies, ``"auto"`` takes numba where it is.
-            threads: Samples are split among so many; default: all processors.
+            x: A batch of examples, in the model's shape or flat: pixels as uint8, or spins of any dtype.
+            backend: ``"numba"`` counts bits, ``"numpy"`` multiplies floats, ``"auto"`` is numba if it is
+                installed.
+            threads: Number of threads that share the examples; by default one per processor.
         """
         return self._runtime(backend).scores(x, threads)
 
-    def classes(self, x: Array, *, backend: "Backend" = "auto", threads: int | None = None) -> Array:
-        """The class of the highest score, the first of equals, shape ``(samples,)``."""
+    def classes(self, x: Array, *, backend: Backend = "auto", threads: int | None = None) -> Array:
+        """The class with the highest score, the first if several are equal, shape ``(examples,)``."""
         return np.asarray(self.scores(x, backend=backend, threads=threads).argmax(1))
 
-    def sums(self, x: Array, *, backend: "Backend" = "auto") -> list[Array]:
-        """The whole numbers that each linear layer and convolution adds up to."""
+    def sums(self, x: Array, *, backend: Backend = "auto") -> list[Array]:
+        """The sums that each linear layer and convolution computes, before its activation."""
         return self._runtime(backend).sums(x)
 
-    def _runtime(self, backend: "Backend") -> "Runtime":
-        from spingrad.export.runtime import Runtime, chosen
-
+    def _runtime(self, backend: Backend) -> Runtime:
         name = chosen(backend)
         if name not in self._runtimes:
-            self._runtimes[name] = Runtime(self, name)
+            self._runtimes[name] = Runtime(self.stages, self.flows, name)
         return self._runtimes[name]
 
     @cached_property
-    def _runtimes(self) -> "dict[Backend, Runtime]":
+    def _runtimes(self) -> dict[Backend, Runtime]:
         return {}
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file with a version and a SHA-256; a file that is there is replaced at once."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        """Write a safetensors file with a version and a SHA-256; an existing file is replaced atomically."""
         write_atomically(Path(path), self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The file that :meth:`save` writes."""
+        """The content of the file that :meth:`save` writes."""
         _need_safetensors()
         from safetensors.numpy import save
 
@@ -132,10 +128,13 @@ class PackedModel:
 
     @classmethod
     def load(cls, path: str | Path) -> "PackedModel":
-        """Read a packed network; raise :class:`PackedFileError` for any other file.
+        """Read a packed network.
 
         Nothing is unpickled or executed. The header, at most 1 MB, is checked before a tensor is read,
         and no tensor can be larger than its part of the file.
+
+        Raises:
+            PackedFileError: The file is not a packed network, or was changed since it was written.
         """
         _need_safetensors()
         from safetensors import SafetensorError, safe_open
@@ -148,33 +147,33 @@ class PackedModel:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             network = signed["network"]
             if _checksum(network, tensors) != signed["sha256"]:
-                raise ValueError("its SHA-256 is not that of its content; it was changed or damaged")
+                raise ValueError("its SHA-256 does not match its content; the file was changed or damaged")
             stages = tuple(_stage(place, one, tensors) for place, one in enumerate(network["stages"]))
             if tensors:
                 raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
             return cls(network["kind"], tuple(network["shape"]), stages)
         except (SafetensorError, ValueError, TypeError) as error:
-            raise PackedFileError(f"{path} is no packed network: {error}") from None
+            raise PackedFileError(f"{path} is not a packed network: {error}") from None
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a header that is longer than the file or than any of ours, before it is parsed."""
+    """Refuse a header that is longer than the file or than ``MAX_HEADER``, before it is parsed."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     size = path.stat().st_size
     if size < 8 or length > size - 8 or length > MAX_HEADER:
         raise PackedFileError(
-            f"{path} is no packed network: a safetensors header of {length:,} bytes (at most {MAX_HEADER:,}) "
-            f"in a file of {size:,}"
+            f"{path} is not a packed network: it claims a safetensors header of {length:,} bytes "
+            f"(at most {MAX_HEADER:,} are allowed) in a file of {size:,} bytes"
         )
 
 
 def _signed(metadata: dict[str, str]) -> dict[str, Any]:
-    """Version, checksum and description of the network, of the right version and in the right places."""
+    """Version, checksum and description of the network, after checking that all of them are there."""
     if KEY not in metadata:
         raise ValueError(
-            "nothing in its metadata says so. A checkpoint of torch weights is packed first: "
-            "spingrad.export.pack(model).save(path), or spingrad export with --model"
+            "its metadata describes no packed network. A checkpoint of torch weights must be packed first: "
+            "use spingrad.export.pack(model).save(path), or spingrad export with --model"
         )
     try:
         signed = json.loads(metadata[KEY])
@@ -182,24 +181,28 @@ def _signed(metadata: dict[str, str]) -> dict[str, Any]:
         raise ValueError("its description is nested too deeply") from None
     if not isinstance(signed, dict) or signed.get("version") != VERSION:
         version = signed.get("version") if isinstance(signed, dict) else None
-        raise ValueError(f"this spingrad reads version {VERSION} of the format, the file is of {version!r}")
+        raise ValueError(
+            f"this spingrad reads version {VERSION} of the format, the file has version {version!r}"
+        )
     network = signed.get("network")
     if set(signed) != {"version", "sha256", "network"} or not isinstance(network, dict):
-        raise ValueError("its metadata has version, sha256 and network, and nothing else")
+        raise ValueError("its metadata must hold version, sha256 and network, and nothing else")
     if set(network) != {"kind", "shape", "stages"}:
-        raise ValueError("its network has kind, shape and stages, and nothing else")
+        raise ValueError("its network must hold kind, shape and stages, and nothing else")
     if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
-        raise ValueError("shape and stages are lists")
+        raise ValueError("shape and stages must be lists")
     return signed
 
 
 def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
-    """One stage from its description; its tensors are taken out of ``tensors``."""
+    """One stage from its description; its tensors are removed from ``tensors``."""
     if not isinstance(described, dict) or not isinstance(described.get("tensors"), list):
-        raise ValueError(f"stage {place} is not described by its name, numbers and tensors")
+        raise ValueError(f"stage {place} must be described by its name, its values and a list of its tensors")
     kind = _KINDS.get(str(described.get("stage")))
     if kind is None:
-        raise ValueError(f"stage {place} is none of {', '.join(_KINDS)}")
+        raise ValueError(
+            f"stage {place} must be one of {', '.join(_KINDS)}, got {described.get('stage')!r:.100}"
+        )
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
@@ -208,7 +211,7 @@ def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
     for name in described["tensors"]:
         tensor = tensors.pop(f"{place}.{name}", None)
         if tensor is None or name in fields:
-            raise ValueError(f"stage {place} has no tensor {name!r}, or another value of that name")
+            raise ValueError(f"stage {place}: the tensor {name!r} is missing, or its name is used twice")
         fields[name] = tensor
     expected = {field.name: field.type for field in dataclasses.fields(kind)}
     if set(fields) != set(expected):
@@ -216,7 +219,8 @@ def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
     for name, value in fields.items():
         needs_array = "ndarray" in str(expected[name]) and value is not None
         if needs_array != isinstance(value, np.ndarray):
-            raise ValueError(f"stage {place}, {kind.__name__}: {name} is of the wrong kind")
+            expected_kind = "a tensor" if needs_array else "a plain value"
+            raise ValueError(f"stage {place}, {kind.__name__}: {name} must be {expected_kind}")
     return kind(**fields)
 
 

@@ -1,4 +1,4 @@
-"""QONNX, the ONNX of FINN: weights and signs are ``BipolarQuant`` nodes."""
+"""QONNX, the dialect of ONNX that FINN reads: weights and signs are ``BipolarQuant`` nodes."""
 
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,14 @@ DOMAIN = "qonnx.custom_op.general"
 
 
 def to_qonnx(model: PackedModel, batch: int = 1) -> "ModelProto":
-    """A packed network as a QONNX model; only files are written, so that qonnx itself is not needed.
+    """A packed network as a QONNX model; writing it needs onnx, running it needs qonnx.
 
-    The input is called ``input``: float32 that holds whole numbers, as FINN expects it, annotated as
-    ``UINT8`` or ``BIPOLAR``. Outputs are those of :func:`spingrad.export.onnx.to_onnx`.
+    The input is called ``input``: integers stored in float32, as FINN expects, annotated as ``UINT8`` or
+    ``BIPOLAR``. The outputs are those of :func:`spingrad.export.onnx.to_onnx`.
 
     Args:
-        model: The network. Hardtanh becomes integer arithmetic that qonnx runs but FINN does not build.
-        batch: Samples of one call: qonnx wants a fixed number.
+        model: The network. Hardtanh becomes integer arithmetic, which qonnx executes but FINN cannot build.
+        batch: Number of examples per call; qonnx needs it to be fixed.
     """
     made = _Graph(model).finished(np.float32, batch)
     note = made.graph.quantization_annotation.add(tensor_name="input")

@@ -1,4 +1,4 @@
-"""What packing buys: size, operations and time of every layer, beside torch in float32 and in int8."""
+"""Size, operations and time of every layer of a packed network, compared with torch in float32 and int8."""
 
 import itertools
 import statistics
@@ -31,8 +31,10 @@ from spingrad.export.stages import (
 )
 from spingrad.nn.sign import spins_of
 
-Sizes = tuple[int, int, int, int]  # the four numbers of a layer that are not times
-Group = Sequence[tuple[Stage, Flow]]  # a layer, and what stands between it and the next one
+Sizes = tuple[int, int, int, int]  # the first four numbers of a LayerReport
+Group = Sequence[
+    tuple[Stage, Flow]
+]  # a layer and the stages between it and the next layer, with their inputs
 
 
 @dataclass(frozen=True)
@@ -54,52 +56,54 @@ class LayerReport:
 
     @property
     def gain(self) -> str:
-        """How much faster than the faster of torch's two, in words where there is no gain."""
+        """How much faster than torch's faster way, or ``"size only"`` if it is not faster."""
         ratio = min(self.float_ms, self.int8_ms or self.float_ms) / self.packed_ms
         return f"{ratio:.2f} times" if ratio > 1.05 else "size only"
 
 
 def measure(model: PackedModel, batch: int = 256, repeats: int = 60) -> list[LayerReport]:
-    """Every layer and the whole network, on one thread, all three runtimes in turns.
+    """Time every layer and the whole network on one thread; the three runtimes take turns.
 
-    Torch starts from floats, or int8, that are ready; the packed network from its inputs as they are.
+    Torch gets inputs that are already float32 or int8; the packed network gets its inputs as they come.
     """
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (batch, *model.shape), np.uint8)
     x = pixels if model.kind == "pixels" else pixels > 127
-    steps = Runtime(model, chosen("auto")).steps
+    functions = Runtime(model.stages, model.flows, chosen("auto")).functions
     reports: list[LayerReport] = []
     with threads(1), torch.no_grad():
         flow, place = x, 0
         for group in _groups(model):
-            own = steps[place : place + len(group)]
+            own = functions[place : place + len(group)]
             reports.append(_layer(len(reports) + 1, group, own, flow, repeats))
             flow, place = _chain(own)(flow), place + len(group)
         everything = [*zip(model.stages, model.flows, strict=False)]
         sizes = [report.sizes for report in reports]
-        reports.append(_timed("whole network", everything, steps, x, sizes, repeats))
+        reports.append(_timed("whole network", everything, functions, x, sizes, repeats))
     return reports
 
 
-def _layer(number: int, group: Group, steps: Any, x: Any, repeats: int) -> LayerReport:
+def _layer(number: int, group: Group, functions: Any, x: Any, repeats: int) -> LayerReport:
     stage, before = next(pair for pair in group if isinstance(pair[0], Linear | Convolution))
     assert isinstance(stage, Linear | Convolution)
     after = stage.flow(before)
     positions = int(np.prod(after.shape[1:]))
     units, fan_in = len(stage.bits), stage.fan_in
-    # A popcount takes 64 inputs, an entry of a table four.
+    # One popcount takes 64 inputs, one entry of a table takes four.
     operations = units * positions * -(-fan_in // (64 if before.kind == "spins" else 4))
     kind = "linear" if isinstance(stage, Linear) else "{} × {} convolution".format(*stage.kernel)
     name = f"{number}: {kind}, {fan_in} → {units}, {before.kind}"
     sizes = 4 * units * fan_in, stage.bits.nbytes, units * fan_in * positions, operations
-    return _timed(name, group, steps, x, [sizes], repeats)
+    return _timed(name, group, functions, x, [sizes], repeats)
 
 
-def _timed(name: str, group: Group, steps: Any, x: Any, sizes: Sequence[Sizes], repeats: int) -> LayerReport:
+def _timed(
+    name: str, group: Group, functions: Any, x: Any, sizes: Sequence[Sizes], repeats: int
+) -> LayerReport:
     floats = torch.from_numpy(x * np.float32(2) - 1 if x.dtype == bool else x.astype(np.float32))
     run_floats = _chain([_in_floats(stage, flow) for stage, flow in group])
     candidates: dict[str, Callable[[], object]] = {
-        "packed": lambda: _chain(steps)(x),
+        "packed": lambda: _chain(functions)(x),
         "float32": lambda: run_floats(floats),
     }
     int8 = [_in_int8(stage) for stage, _ in group]
@@ -133,7 +137,7 @@ def _chain(functions: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 def _in_floats(stage: Stage, flow: Flow) -> Callable[[Tensor], Tensor]:
-    """A stage as torch computes it in float32; scales, which change no time, are left out."""
+    """A stage as torch computes it in float32; scales are left out, since they do not change the time."""
     match stage:
         case Linear():
             weight = torch.from_numpy(spins_of_bits(stage.bits, stage.fan_in)).float()
@@ -158,7 +162,7 @@ def _in_floats(stage: Stage, flow: Flow) -> Callable[[Tensor], Tensor]:
 
 
 def _in_int8(stage: Stage) -> Callable[[Tensor], Tensor] | None:
-    """Linear layers and signs in int8 products; torch has no other int8 that is not deprecated."""
+    """Linear layers and signs in int8; torch's other int8 operators are deprecated."""
     match stage:
         case Linear():
             weight = torch.from_numpy(spins_of_bits(stage.bits, stage.fan_in)).T
@@ -173,7 +177,7 @@ def _in_int8(stage: Stage) -> Callable[[Tensor], Tensor] | None:
 
 def lines(model: PackedModel, reports: Sequence[LayerReport], batch: int) -> list[str]:
     """The measured numbers as text: a table, and what its columns mean."""
-    rows = [
+    table = [
         [
             report.name,
             f"{report.float_bytes / 1024:.1f}",
@@ -191,14 +195,14 @@ def lines(model: PackedModel, reports: Sequence[LayerReport], batch: int) -> lis
               "packed ms", "float32 ×", "int8 ×", "gain in time"]  # fmt: skip
     file = len(model.to_bytes())
     notes = (
-        f"Processor time of one thread, batches of {batch}, medians in one run of turns; × is torch's time "
-        "in the packed network's. "
-        f"The packed file has {file:,} bytes, the weights in float32 {4 * model.num_weights:,}: "
-        f"1/{4 * model.num_weights / file:.1f}.",
-        "*int8* is `torch._int_mm`, which adds products of int8 in int32; torch has no int8 convolution that "
-        "is not deprecated. *Gain in time* is over the faster of the two.",
+        f"Medians of the processor time of one thread for batches of {batch}. The columns with × give "
+        "torch's time divided by the packed network's. "
+        f"The packed file has {file:,} bytes, 1/{4 * model.num_weights / file:.1f} of the weights in float32 "
+        f"({4 * model.num_weights:,} bytes).",
+        "int8 is `torch._int_mm`, which adds products of int8 in int32; torch's int8 convolutions are "
+        "deprecated. The gain in time compares with the faster of float32 and int8.",
     )
-    return [*aligned([header, *rows]), "", *notes]
+    return [*aligned([header, *table]), "", *notes]
 
 
 def to_json(reports: Sequence[LayerReport]) -> list[dict[str, Any]]:
@@ -206,7 +210,7 @@ def to_json(reports: Sequence[LayerReport]) -> list[dict[str, Any]]:
 
 
 def example(widths: Shape = (784, 1024, 1024, 10)) -> PackedModel:
-    """A network with random weights: what a report needs, since time does not depend on them."""
+    """A network with random weights, which is enough for a report: its time does not depend on them."""
     generator = np.random.default_rng(0)
     stages: list[Stage] = []
     for fan_in, units in itertools.pairwise(widths):

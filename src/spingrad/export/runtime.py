@@ -1,13 +1,13 @@
-"""The runtime on a processor: XNOR and popcount where inputs are spins, signed sums where they are numbers.
+"""Runs the stages on a CPU: XNOR and popcount where inputs are spins, signed sums where they are integers.
 
-Without numba the same whole numbers come out of float32 products, which are exact below 2^24.
+Without numba, float32 products give the same integers: they are exact below 2^24.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -26,50 +26,54 @@ from spingrad.export.stages import (
 )
 from spingrad.kernels.descent import HAS_NUMBA
 
-if TYPE_CHECKING:
-    from spingrad.export.packed import PackedModel
-
 Backend = Literal["auto", "numba", "numpy"]
-Step = Callable[[Array], Array]
-CHUNK = 256  # samples that go through all layers together, so that what flows between them stays in cache
+Function = Callable[[Array], Array]
+CHUNK = 256  # examples that pass all layers together, so that what flows between layers stays in the cache
 LANES = 64  # of the kernels
 
 
 def chosen(backend: Backend) -> Literal["numba", "numpy"]:
-    """The backend that a name stands for on this machine."""
+    """The backend to use on this machine: ``"auto"`` is numba if it is installed, else numpy."""
     if backend not in ("auto", "numba", "numpy"):
-        raise ValueError(f'backend is "auto", "numba" or "numpy", got {backend!r}')
+        raise ValueError(f'backend must be "auto", "numba" or "numpy", got {backend!r}')
     if backend == "numba" and not HAS_NUMBA:
         raise ImportError('the popcount runtime needs numba: pip install "spingrad[export]"')
     return "numpy" if backend == "numpy" or not HAS_NUMBA else "numba"
 
 
 class Runtime:
-    """A packed network made ready to run: every stage a function of a batch of what flows in.
+    """A packed network that is ready to run: one function per stage, from batch to batch.
 
-    Spins flow as booleans (+1 is true), all else as whole numbers; the first axis is the sample.
+    Spins are booleans (true is +1), everything else integers; the first axis counts the examples.
+
+    Args:
+        stages: The stages of the network.
+        flows: What enters the first stage and what leaves each stage.
+        backend: What computes the sums.
     """
 
-    def __init__(self, model: "PackedModel", backend: Literal["numba", "numpy"]) -> None:
-        self.model = model
-        self.steps = [
-            _step(stage, before, after, backend)
-            for stage, before, after in zip(model.stages, model.flows, model.flows[1:], strict=False)
+    def __init__(
+        self, stages: Sequence[Stage], flows: Sequence[Flow], backend: Literal["numba", "numpy"]
+    ) -> None:
+        self.stages, self.flows = stages, flows
+        self.functions = [
+            _function(stage, before, after, backend)
+            for stage, before, after in zip(stages, flows, flows[1:], strict=False)
         ]
 
     def scores(self, x: Array, threads: int | None) -> Array:
         x = self._inputs(x)
-        out = np.empty((len(x), self.model.flows[-1].shape[0]), np.int32)
+        out = np.empty((len(x), self.flows[-1].shape[0]), np.int32)
         chunks = [slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)]
 
         def run(chunk: slice) -> None:
-            flow = x[chunk]
-            for step in self.steps:
-                flow = step(flow)
-            out[chunk] = flow
+            values = x[chunk]
+            for function in self.functions:
+                values = function(values)
+            out[chunk] = values
 
         threads = min(threads or os.cpu_count() or 1, len(chunks))
-        if threads > 1:  # the kernels let go of the interpreter
+        if threads > 1:  # the kernels release the interpreter lock
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(run, chunks))
         else:
@@ -79,26 +83,26 @@ class Runtime:
 
     def sums(self, x: Array) -> list[Array]:
         x, found = self._inputs(x), []
-        for stage, step in zip(self.model.stages, self.steps, strict=True):
-            x = step(x)
+        for stage, function in zip(self.stages, self.functions, strict=True):
+            x = function(x)
             if isinstance(stage, Linear | Convolution):
                 found.append(x)
         return found
 
     def _inputs(self, x: Array) -> Array:
-        x, kind, shape = np.asarray(x), self.model.kind, self.model.shape
+        x, (kind, shape, _) = np.asarray(x), self.flows[0]
         if x.shape[1:] not in (shape, (int(np.prod(shape)),)):
-            raise ValueError(f"samples have the shape {shape}, got an array of shape {x.shape}")
+            raise ValueError(f"examples must have the shape {shape}, got an array of shape {x.shape}")
         if kind == "pixels" and x.dtype != np.uint8:
             raise ValueError(f"this network takes pixels as uint8, 0 to 255, got {x.dtype}")
         if kind == "spins":
             if not (np.abs(x) == 1).all():
-                raise ValueError("this network takes spins, -1 or +1, got other numbers")
+                raise ValueError("this network takes spins, -1 or +1, got other values")
             x = x > 0
         return x.reshape(len(x), *shape)
 
 
-def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
+def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function:
     match stage:
         case Linear():
             return _sums(stage, stage.bits, before, None, backend)
@@ -114,31 +118,31 @@ def _step(stage: Stage, before: Flow, after: Flow, backend: str) -> Step:
             return lambda x: x.reshape(len(x), -1)
 
 
-def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Step:
+def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Function:
     channels, valid = stage.channels // stage.groups, None
-    if any(stage.padding):  # which inputs of a patch lie inside the image, (positions, fan-in)
+    if any(stage.padding):  # which inputs of each patch lie inside the image, (positions, fan-in)
         valid = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
     parts = [_sums(stage, bits, before, valid, backend) for bits in np.split(stage.bits, stage.groups)]
 
-    def step(x: Array) -> Array:
+    def convolve(x: Array) -> Array:
         groups = np.split(x, stage.groups, 1)
         sums = np.concatenate([part(group) for part, group in zip(parts, groups, strict=True)], 1)
         return np.moveaxis(sums.reshape(len(x), *after.shape[1:], -1), -1, 1)
 
-    return step
+    return convolve
 
 
 def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * positions, c * kernel)
-    (top, left), (height, width), (rows, columns) = stage.padding, stage.kernel, stage.dilation
+    (top, left), (height, width), (down, right) = stage.padding, stage.kernel, stage.dilation
     x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)))
-    reach = rows * (height - 1) + 1, columns * (width - 1) + 1
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, (2, 3))
-    windows = windows[:, :, :: stage.stride[0], :: stage.stride[1], ::rows, ::columns]
+    extent = down * (height - 1) + 1, right * (width - 1) + 1
+    windows = np.lib.stride_tricks.sliding_window_view(x, extent, (2, 3))
+    windows = windows[:, :, :: stage.stride[0], :: stage.stride[1], ::down, ::right]
     return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * height * width)
 
 
-def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backend: str) -> Step:
-    """The sums of all units of a layer, or of a group of them, one row for every sample or patch."""
+def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backend: str) -> Function:
+    """Computes the sums of a layer's units, or of one group of them, for every example or patch."""
 
     def unfolded(x: Array) -> Array:
         return _patches(x, stage) if isinstance(stage, Convolution) else x
@@ -149,23 +153,24 @@ def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backen
     if before.kind != "spins":
         add = _tables(bits, stage.fan_in, before.bound)
         return lambda x: add(unfolded(x))
-    # Channels are packed before patches are unfolded: an eighth of the copying.
+    # Channels are packed before patches are unfolded, so that an eighth of the bytes is copied.
     ones = np.unpackbits(bits, axis=1, count=stage.fan_in, bitorder="little")
     shape = (len(bits), -1, *stage.kernel) if isinstance(stage, Convolution) else (len(bits), -1)
     weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(bits), -1)
     start = np.full((1, len(bits)), stage.fan_in, np.int32)
     if valid is not None:
-        # Outside the image x is a zero bit. Where the weight is one they differ, and what that will take
-        # away is given beforehand.
+        # Outside the image x is a zero bit, which differs from every weight bit of one. The kernel subtracts
+        # two for each such pair, so the start adds two.
         start = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T.astype(np.int32))
     count = _popcounts(weight, start)
     return lambda x: count(unfolded(np.packbits(x, axis=1, bitorder="little")))
 
 
-def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Step:
+def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Function:
+    """Sums as float32 products."""
     spins = spins_of_bits(bits, fan_in).astype(np.float32).T
 
-    def rows(x: Array) -> Array:
+    def multiply(x: Array) -> Array:
         numbers = x.astype(np.float32)
         if before.kind == "spins":
             numbers = 2 * numbers - 1
@@ -173,18 +178,21 @@ def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> St
                 numbers = (numbers.reshape(-1, *valid.shape) * valid).reshape(x.shape)
         return (numbers @ spins).astype(np.int32)
 
-    return rows
+    return multiply
 
 
-def _popcounts(weight: Array, start: Array) -> Step:
-    """``start`` less twice the bits in which a row and a unit differ; ``start`` repeats along the rows."""
+def _popcounts(weight: Array, start: Array) -> Function:
+    """``start`` minus twice the number of bits in which an input and a unit's weights differ.
+
+    ``start`` holds one line per position of a patch and is repeated for every example.
+    """
     from spingrad.kernels.popcount import units_by_lanes, xnor_sums
 
     units, width = weight.shape
     lanes = units_by_lanes(np.pad(weight, ((0, 0), (0, -width % 8))))
     begin = np.pad(start, ((0, 0), (0, -units % LANES))).astype(np.int32)
 
-    def rows(x: Array) -> Array:
+    def count(x: Array) -> Array:
         packed = np.zeros((len(x), lanes.shape[1]), np.uint8)
         packed[:, :width] = x
         sums = np.empty((len(x), begin.shape[1]), np.int32)
@@ -192,10 +200,11 @@ def _popcounts(weight: Array, start: Array) -> Step:
         xnor_sums(packed, lanes, sums)
         return sums[:, :units]
 
-    return rows
+    return count
 
 
-def _tables(bits: Array, fan_in: int, bound: int) -> Step:
+def _tables(bits: Array, fan_in: int, bound: int) -> Function:
+    """Sums of integers with signs, four inputs at a time from a table."""
     from spingrad.kernels.popcount import signed_sums
 
     words = -(-fan_in // 64)
@@ -204,7 +213,7 @@ def _tables(bits: Array, fan_in: int, bound: int) -> Step:
     weight = padded.view("<u8").astype(np.uint64)
     number = np.int16 if 64 * bound < 2**15 else np.int32
 
-    def rows(x: Array) -> Array:  # zeros outside the image count as zeros
+    def add(x: Array) -> Array:  # outside the image x is zero and adds nothing
         columns = np.zeros((64 * words, -(-len(x) // LANES) * LANES), number)
         columns[:fan_in, : len(x)] = x.T
         sums = np.empty((columns.shape[1], len(bits)), np.int32)
@@ -212,42 +221,42 @@ def _tables(bits: Array, fan_in: int, bound: int) -> Step:
         signed_sums(columns, weight, table, total, sums)
         return sums[: len(x)]
 
-    return rows
+    return add
 
 
-def _threshold(stage: Threshold) -> Step:
+def _threshold(stage: Threshold) -> Function:
     if stage.thresholds is None or stage.directions is None:
         return lambda x: x >= 0
     thresholds, directions = stage.thresholds, stage.directions
     return lambda x: x * _along(directions, x) >= _along(thresholds, x)
 
 
-def _rescale(stage: Rescale) -> Step:
+def _rescale(stage: Rescale) -> Function:
     multipliers = stage.multipliers.astype(np.int64)
     dtype = np.int16 if stage.limit < 2**15 else np.int32
 
-    def step(x: Array) -> Array:
+    def rescale(x: Array) -> Array:
         line = x.astype(np.int64) * _along(multipliers, x) + _along(stage.offsets, x)
         clipped: Array = np.clip(line >> stage.shift, -stage.limit, stage.limit)
         return clipped.astype(dtype)
 
-    return step
+    return rescale
 
 
 def _along(values: Array, x: Array) -> Array:
-    """One value a unit, beside a batch whose units are on axis 1."""
+    """One value per unit, shaped to broadcast against a batch whose units are on axis 1."""
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _pool(stage: Pool, after: Flow) -> Step:
-    (down, right), (_, rows, columns) = stage.stride, after.shape
+def _pool(stage: Pool, after: Flow) -> Function:
+    (down, right), (_, height, width) = stage.stride, after.shape
     corners = [(i, j) for i in range(stage.size[0]) for j in range(stage.size[1])]
     combine = np.maximum if stage.take == "max" else np.add
 
-    def step(x: Array) -> Array:
+    def pool(x: Array) -> Array:
         if stage.take == "sum":
             x = 2 * x.astype(np.int32) - 1 if x.dtype == bool else x.astype(np.int32)
-        parts = [x[:, :, i : i + down * rows : down, j : j + right * columns : right] for i, j in corners]
-        return np.asarray(reduce(combine, (part[:, :, :rows, :columns] for part in parts)))
+        parts = [x[:, :, i : i + down * height : down, j : j + right * width : right] for i, j in corners]
+        return np.asarray(reduce(combine, (part[:, :, :height, :width] for part in parts)))
 
-    return step
+    return pool

@@ -1,7 +1,7 @@
-"""Proof that nothing changed: one network's answers from torch and from each of its exports.
+"""Compares a network in torch with its exports.
 
-Every function returns the whole numbers that each layer adds up to, and the classes; comparing them is
-``numpy.array_equal``. C needs gcc, ONNX onnxruntime, QONNX qonnx.
+Every function runs one of them and returns the sums of each layer and the classes; ``numpy.array_equal``
+compares two of them. C needs gcc, ONNX needs onnxruntime, QONNX needs qonnx.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ int main(void)
 
 
 class Answers(NamedTuple):
-    """What each layer adds up to, one array a layer, and the class of every sample."""
+    """The sums of each layer, one array per layer, and the class of every example."""
 
     sums: list[Array]
     classes: Array
@@ -61,7 +61,7 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
-    """The torch network itself, in its own float32; ``scale`` is that of :func:`spingrad.export.pack`."""
+    """Runs the torch network itself in float32; ``scale`` is that of :func:`spingrad.export.pack`."""
     layers = [module for module in model.modules() if isinstance(module, BinaryLayer)]
     found: list[Array] = []
 
@@ -80,12 +80,12 @@ def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
 
 
 def from_packed(model: PackedModel, x: Array) -> Answers:
-    """The runtime of the packed network."""
+    """Runs the packed network."""
     return Answers(model.sums(x), model.classes(x))
 
 
 def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Answers:
-    """The C, compiled by gcc with every warning an error, and run."""
+    """Compiles the C by gcc, with every warning an error, and runs it."""
     shapes = _shapes(model)
     counts = [int(np.prod(shape)) for shape in shapes]
     source = to_c(model, "network")
@@ -99,7 +99,7 @@ def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Ans
 
 
 def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str] = ("-O2",)) -> Path:
-    """A program of the C and a ``main`` that includes or calls it."""
+    """Compiles the C together with a ``main`` that includes it; the path of the program."""
     source.save(folder)
     Path(folder, "main.c").write_text(main)
     subprocess.run([*STRICT, *flags, "main.c", "-o", "main"], cwd=folder, check=True)
@@ -107,7 +107,7 @@ def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str
 
 
 def from_onnx(model: PackedModel, x: Array) -> Answers:
-    """The ONNX graph in onnxruntime."""
+    """Runs the ONNX graph in onnxruntime."""
     import onnx
     import onnxruntime
 
@@ -120,13 +120,13 @@ def from_onnx(model: PackedModel, x: Array) -> Answers:
     session = onnxruntime.InferenceSession(
         made.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    rows = x.astype(np.uint8 if model.kind == "pixels" else np.int8).reshape(-1, *model.shape)
-    *sums, classes = session.run([*names, "classes"], {"input": rows})
+    batch = x.astype(np.uint8 if model.kind == "pixels" else np.int8).reshape(-1, *model.shape)
+    *sums, classes = session.run([*names, "classes"], {"input": batch})
     return Answers(sums, classes)
 
 
 def from_qonnx(model: PackedModel, x: Array) -> Answers:
-    """The QONNX graph in qonnx's executor."""
+    """Runs the QONNX graph in qonnx's executor."""
     from qonnx.core.modelwrapper import ModelWrapper
     from qonnx.core.onnx_exec import execute_onnx
     from qonnx.transformation.infer_shapes import InferShapes

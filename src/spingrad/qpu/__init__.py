@@ -1,4 +1,4 @@
-"""D-Wave QPUs: a step packed into few calls, planned before it is paid, and paid once."""
+"""Training on D-Wave QPUs: few calls per step, a plan before anything is paid, no step paid twice."""
 
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import BudgetError, Journal

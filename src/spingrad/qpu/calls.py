@@ -1,4 +1,4 @@
-"""The calls of a step: which units share the chip, and how often it is read."""
+"""The calls of a step: which units share the chip in each call, and how often it is read."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from spingrad.qpu.chip import Chip
 from spingrad.qpu.embedding import Clique, pages
 from spingrad.qpu.packing import Page
 
-MOST_COPIES = 16  # beyond, a call is mostly programming time
-MOST_OF_CHIP = 0.6  # that cliques can cover, roughly
+MOST_COPIES = 16  # with more, programming time dominates the cost anyway
+MOST_OF_CHIP = 0.6  # the share of qubits that cliques can cover, roughly
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Call:
     """One call to the QPU.
 
     Args:
-        page: The cliques that it programs.
-        units: Which unit is on each clique; a unit may be there several times.
-        num_reads: How often the chip is read.
+        page: The cliques on the chip.
+        units: The unit on each clique; a unit may be on several cliques.
+        num_reads: Number of reads.
     """
 
     page: Page
@@ -28,12 +28,12 @@ class Call:
     num_reads: int
 
     def cost_us(self, **sample_kwargs: Any) -> float:
-        """Microseconds of QPU time."""
+        """Microseconds of QPU time that the call is charged."""
         return self.page.chip.access_time(len(self.page.qubits), num_reads=self.num_reads, **sample_kwargs)
 
 
 def block_sizes(num_spins: int, block_size: int) -> list[int]:
-    """Nearly equal parts of a unit's spins, none larger than ``block_size``.
+    """Sizes of the blocks of a unit's spins: nearly equal, none larger than ``block_size``.
 
     Example:
         >>> block_sizes(100, 32)
@@ -43,11 +43,17 @@ def block_sizes(num_spins: int, block_size: int) -> list[int]:
     return [num_spins // count + (i < num_spins % count) for i in range(count)]
 
 
-def schedule(chip: Chip, sizes: Sequence[int], num_reads: int, **sample_kwargs: Any) -> list[Call]:
-    """The calls that hold units with so many spins each.
+def calls_for(chip: Chip, sizes: Sequence[int], num_reads: int, **sample_kwargs: Any) -> list[Call]:
+    """The cheapest calls that give ``num_reads`` samples of every unit.
 
-    Where one call has room for several copies of all units, each read gives as many samples of every unit;
-    the calls then need fewer reads, and cost less.
+    If one call has room for several copies of all units, one read gives several samples of each unit, so
+    that the call needs fewer reads and costs less.
+
+    Args:
+        chip: The working graph.
+        sizes: Number of spins of each unit.
+        num_reads: Samples per unit.
+        **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
     """
     copies, found = _cheapest(chip, Counter(sizes), num_reads, sample_kwargs)
     waiting: dict[int, list[int]] = {}
@@ -66,7 +72,7 @@ def schedule(chip: Chip, sizes: Sequence[int], num_reads: int, **sample_kwargs: 
 def _cheapest(
     chip: Chip, counts: Counter[int], num_reads: int, sample_kwargs: dict[str, Any]
 ) -> tuple[int, list[list[Clique]]]:
-    """How many copies of all units to put on the chip, and the pages that hold them."""
+    """How many copies of each unit to put on the chip, and the cliques of every call."""
     found = pages(chip, counts)
     price = _price(chip, found, num_reads, sample_kwargs)
     room = int(MOST_OF_CHIP * len(chip.qubits) / max(sum(_qubits(page) for page in found), 1))

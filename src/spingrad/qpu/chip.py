@@ -1,4 +1,4 @@
-"""A quantum annealer as its owner describes it: qubits, couplers, ranges, and what a call costs."""
+"""A quantum annealer as its service describes it: qubits, couplers, ranges, and the cost of a call."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,12 +18,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chip:
-    """The working graph of an annealer, with what else its solver definition says.
+    """The working graph of an annealer and the other properties in its solver definition.
 
     Args:
-        name: Name of the solver.
-        graph_id: Which of the solver's working graphs this is, if it says; jobs for another are refused.
-        properties: The solver's properties as D-Wave's client receives them.
+        name: Name of the QPU, which D-Wave calls a solver.
+        graph_id: Identifies the working graph, if the service gives it an id. The service refuses jobs for a
+            working graph that it no longer has.
+        properties: The properties as D-Wave's client receives them.
 
     Example:
         >>> chip = Chip.ideal("pegasus", size=2)
@@ -37,9 +38,9 @@ class Chip:
 
     @classmethod
     def ideal(cls, topology: Topology = "pegasus", size: int | None = None) -> "Chip":
-        """A chip without defects, to plan with; its times are those D-Wave published for Advantage."""
+        """A chip without defects, for planning; its times are those that D-Wave published for Advantage."""
         if topology not in SIZES:
-            raise ValueError(f'topology is "pegasus" or "zephyr", got {topology!r}')
+            raise ValueError(f'topology must be "pegasus" or "zephyr", got {topology!r}')
         mocks = client_module("dwave.cloud.testing.mocks")
         shape = SIZES[topology] if size is None else size
         build = {"pegasus": mocks.qpu_pegasus_solver_data, "zephyr": mocks.qpu_zephyr_solver_data}[topology]
@@ -58,7 +59,7 @@ class Chip:
     def topology(self) -> Topology:
         kind = self.properties["topology"]["type"]
         if kind not in SIZES:
-            raise ValueError(f"spingrad embeds into Pegasus and Zephyr graphs; {self.name} is {kind!r}")
+            raise ValueError(f"expected a Pegasus or Zephyr graph, {self.name} has the topology {kind!r}")
         return kind  # type: ignore[no-any-return]
 
     @property
@@ -67,14 +68,14 @@ class Chip:
 
     @cached_property
     def key(self) -> str:
-        """Names the working graph: equal qubits and couplers, equal key."""
+        """A name of the working graph; chips with equal qubits and couplers have equal keys."""
         digest = hashlib.sha256(f"{self.topology} {self.size}".encode())
         digest.update(np.sort(self.qubits).tobytes())
         digest.update(np.unique(np.sort(self.couplers, axis=1), axis=0).tobytes())
         return digest.hexdigest()[:32]
 
     def access_time(self, num_qubits: int, **sample_kwargs: Any) -> float:
-        """Microseconds of QPU time that a call is charged, by D-Wave's own model of this chip."""
+        """Microseconds of QPU time that a call is charged, by D-Wave's timing model of this chip."""
         solver = client_module("dwave.cloud.solver")
         data = {"id": self.name, "identity": {"name": self.name}, "properties": dict(self.properties)}
         model = solver.StructuredSolver(None, data)
@@ -82,7 +83,7 @@ class Chip:
 
 
 def client_module(name: str) -> Any:
-    """A module of D-Wave's client, or an error that says how to install it."""
+    """A module that the extra ``qpu`` installs, or an error that says how to install it."""
     import importlib
 
     try:

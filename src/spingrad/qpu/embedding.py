@@ -1,4 +1,4 @@
-"""Cliques side by side on a chip: every unit of a layer is fully coupled, so all are embedded alike."""
+"""Places cliques side by side on a chip: every unit of a layer is a fully coupled problem."""
 
 import json
 from collections import Counter
@@ -10,21 +10,21 @@ from spingrad._files import cache_folder, write_atomically
 from spingrad.qpu.chip import Chip, client_module
 
 Clique = list[list[int]]
-"""The chain of qubits that stands for each spin of a unit; any two chains are coupled."""
+"""One chain of qubits for each spin of a unit; any two chains are coupled."""
 
-NATIVE = 4  # both families have K4 among their qubits, without chains
+NATIVE = 4  # in both families, up to four qubits can be fully coupled without chains
 
 
 def fill(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> list[Clique]:
-    """As many cliques as one call can hold, large ones first.
+    """As many of the wanted cliques as fit on the chip together, large ones first.
 
     Args:
         chip: The working graph.
         counts: How many cliques of each size are wanted.
-        cache: Folder in which layouts are kept between runs; by default in the user's cache.
+        cache: Folder that keeps layouts between runs; by default in the user's cache.
 
     Raises:
-        ValueError: The largest clique does not fit at all.
+        ValueError: Not even one clique of the largest size fits.
     """
     wanted = {size: count for size, count in sorted(counts.items(), reverse=True) if count > 0}
     name = "-".join(f"{size}x{count}" for size, count in wanted.items())
@@ -37,10 +37,10 @@ def fill(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> li
 
 
 def pages(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> list[list[Clique]]:
-    """Enough fillings of the chip for all cliques.
+    """The cliques of every call, enough calls for all cliques.
 
-    Sizes are rounded up for the search and the spare chains left out, so that networks of similar widths
-    share their layouts; equal pages are found once.
+    The search rounds sizes up and the surplus chains are dropped, so that networks of similar widths share
+    layouts. Calls with equal cliques share one search.
     """
     waiting = {size: count for size, count in sorted(counts.items(), reverse=True) if count}
     result: list[list[Clique]] = []
@@ -63,7 +63,7 @@ def _rounded(size: int) -> int:
 
 
 def _cut(page: list[Clique], waiting: dict[int, int]) -> list[Clique]:
-    """Fit the cliques of a page to the sizes that wait for one, which are then fewer."""
+    """Shorten the cliques of a page to sizes that are still wanted, and subtract them from ``waiting``."""
     cut = []
     for clique in page:
         size = next((size for size in waiting if _rounded(size) == len(clique)), None)
@@ -95,7 +95,7 @@ def _search(chip: Chip, wanted: Mapping[int, int]) -> Iterator[Clique]:
 
 
 def _native_cliques(graph: Any, free: set[int], size: int) -> Iterator[Clique]:
-    """Qubits that are all coupled to one another."""
+    """Cliques without chains: qubits that are all coupled to one another."""
 
     def extend(chosen: list[int], candidates: list[int]) -> list[int] | None:
         if len(chosen) == size:
@@ -116,8 +116,8 @@ def _native_cliques(graph: Any, free: set[int], size: int) -> Iterator[Clique]:
 
 
 def _chained_cliques(chip: Chip, graph: Any, free: set[int], size: int) -> Iterator[Clique]:
-    """Cliques by D-Wave's busclique, searched in small tiles so that many fit beside each other."""
-    asked = max(size, 9) if chip.topology == "zephyr" else size  # there it runs out of memory for 5 to 8
+    """Cliques by D-Wave's busclique, searched in small tiles of the chip so that many fit side by side."""
+    asked = max(size, 9) if chip.topology == "zephyr" else size  # busclique runs out of memory for 5 to 8
     for shape in range(_tile_size(chip, asked), chip.size + 1):
         found = False
         for tile, to_chip in _tiles(chip, shape):
@@ -126,19 +126,19 @@ def _chained_cliques(chip: Chip, graph: Any, free: set[int], size: int) -> Itera
                 free.difference_update(q for chain in clique for q in chain)
                 found = True
                 yield clique
-        if found:  # larger tiles would hold hardly any more
+        if found:  # larger tiles would find hardly any more
             return
 
 
 def _tile_size(chip: Chip, size: int) -> int:
-    """The smallest member of the family with a clique of this size."""
+    """Size of the smallest lattice of the family that has a clique of this size."""
     if chip.topology == "zephyr":
         return -(-(size + 8) // 16)
     return 2 if size <= 10 else 1 - (-size // 12)
 
 
 def _tiles(chip: Chip, shape: int) -> Iterator[tuple[Any, dict[int, int]]]:
-    """A small lattice and the places where it lies in the chip's, neighbours first without overlap."""
+    """A small lattice with every embedding of it into the chip's lattice, those without overlap first."""
     lattices = lattice_module()
     build, mappings = (
         getattr(lattices, f"{chip.topology}_{part}") for part in ("graph", "sublattice_mappings")
@@ -158,7 +158,7 @@ def _clique_in(tile: Any, to_chip: dict[int, int], graph: Any, free: set[int], s
     part = tile.subgraph(here).copy()
     part.remove_edges_from([(a, b) for a, b in part.edges if not graph.has_edge(to_chip[a], to_chip[b])])
     busclique = client_module("minorminer.busclique")
-    chains = busclique.find_clique_embedding(size, part, seed=0, use_cache=False)  # its cache is a pickle
+    chains = busclique.find_clique_embedding(size, part, seed=0, use_cache=False)  # the cache is a pickle
     return [list(chains[i]) for i in range(len(chains))]
 
 
@@ -171,19 +171,19 @@ def _working_graph(chip: Chip) -> Any:
 
 
 def lattice_module() -> Any:
-    """D-Wave's module of lattices, under the name that is installed."""
+    """D-Wave's module of lattice graphs, under the name that is installed."""
     try:
         return client_module("dwave.graphs")
-    except ImportError:  # its name in older releases of dwave-system
+    except ImportError:  # the name in older releases of dwave-system
         return client_module("dwave_networkx")
 
 
 def _checked(cliques: Any, chip: Chip, path: Path) -> list[Clique]:
-    """A layout from disk, refused unless its qubits are the chip's and no two chains share one."""
+    """Check a layout from disk: all qubits belong to the chip, and no two chains share a qubit."""
     try:
         qubits = [int(qubit) for clique in cliques for chain in clique for qubit in chain]
     except (TypeError, ValueError):
         qubits = []
     if not qubits or len(set(qubits)) < len(qubits) or not set(qubits) <= set(chip.qubits.tolist()):
-        raise ValueError(f"{path} is not a layout for {chip.name}; delete it, and it will be found again")
+        raise ValueError(f"{path} is not a layout for {chip.name}; delete the file, and a new one is made")
     return cliques  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A run seen through its journal alone: where its units lay on the chip, what came back, what broke."""
+"""Looks at a run through its journal: the units on the chip, the energies of their samples, chain breaks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class AnsweredCall:
     """A call that was answered.
 
     Args:
-        attempt: The job as the journal has it.
-        page: The cliques that it programmed.
+        attempt: The job in the journal.
+        page: The cliques that the call programmed.
     """
 
     attempt: Attempt
@@ -41,28 +41,28 @@ class AnsweredCall:
 
     @cached_property
     def units(self) -> list[int]:  # one for each clique
-        """Which unit is on each clique; copies of a unit have one number."""
+        """The unit on each clique; copies of a unit have the same number."""
         return list(self.attempt.facts["units"])
 
     @cached_property
     def layers(self) -> Ints:  # (cliques,)
-        """Which layer each clique serves: units with the same couplings are of one layer."""
+        """The layer of each clique; units with the same couplings belong to one layer."""
         kept = self.attempt.facts["problems"]
         layer_of = dict(zip(dict.fromkeys(self.units), kept["layer_of"], strict=True))
         return np.array([layer_of[unit] for unit in self.units], dtype=np.int64)
 
     @cached_property
     def chain_breaks(self) -> Floats:  # (cliques,)
-        """The share of chains whose qubits disagreed, over all reads."""
+        """The share of broken chains, over all reads."""
         spins, occurrences, _ = self.answer
         broken = np.average(self.page.chains(spins)[1], axis=0, weights=occurrences)  # (spins,)
         return np.add.reduceat(broken, self.page.starts[:-1]) / np.diff(self.page.starts)
 
     def excess_energies(self) -> dict[int, Floats]:  # layer -> (samples,)
-        """How far each sample is above the best of its unit: 0 for that, 1 for spins thrown like dice.
+        """How far each sample lies above the best sample of its unit: 0 for the best, 1 for random spins.
 
-        The average energy of random spins is zero, so an energy's share of the best is a fair scale for
-        units of every size. Broken chains are repaired first, as in training.
+        The average energy of random spins is zero, so energies relative to the best one are comparable
+        between units of any size. Broken chains are repaired first, as in training.
         """
         problems = unpacked(self.attempt.facts["problems"])
         problem_of = dict(zip(dict.fromkeys(self.units), problems, strict=True))
@@ -73,14 +73,14 @@ class AnsweredCall:
             best[unit] = min(best.get(unit, 0.0), float(reading.energies.min()))
         excess: dict[int, list[Floats]] = {}
         for unit, layer, reading in zip(self.units, self.layers.tolist(), readings, strict=True):
-            if best[unit] < 0:  # a unit at rest has no energy to compare with
+            if best[unit] < 0:  # otherwise all energies of the unit are zero
                 above = 1 - reading.energies / best[unit]
                 excess.setdefault(layer, []).append(np.repeat(above, occurrences))
         return {layer: np.concatenate(values) for layer, values in sorted(excess.items())}
 
 
 def answered_calls(journal: Journal) -> list[AnsweredCall]:
-    """The run's calls, in the order in which they were sent."""
+    """The calls of a run, in the order in which they were sent."""
     pages: dict[str, Page] = {}
     calls = []
     for attempt in journal.attempts.values():
@@ -95,17 +95,17 @@ def answered_calls(journal: Journal) -> list[AnsweredCall]:
 
 
 def _page(journal: Journal, name: str) -> Page:
-    """The page of a layout, on that of the run's chips which it was made for."""
+    """The page of a layout, on the chip that the layout was made for."""
     for chip in journal.chips.values():
         if set(chip.qubits) >= {q for clique in journal.layouts[name] for chain in clique for q in chain}:
             page = Page.of(chip, journal.layouts[name])
             if page.name == name:
                 return page
-    raise ValueError(f"{journal.path} has a layout, {name}, for none of its chips")
+    raise ValueError(f"the layout {name} in {journal.path} fits none of its chips")
 
 
 def breaks_by_size(calls: Sequence[AnsweredCall]) -> dict[int, Floats]:  # size -> (calls,)
-    """The share of broken chains in every call, for each size of clique with chains that can break."""
+    """The share of broken chains in every call, for each size of clique that needs chains."""
     sizes = sorted({size for call in calls for size in _chained(call.page)}, reverse=True)
     return {size: np.array([_breaks(call, size) for call in calls]) for size in sizes}
 
@@ -119,8 +119,8 @@ def _breaks(call: AnsweredCall, size: int) -> float:
     return float(call.chain_breaks[here].mean()) if here.any() else np.nan
 
 
-def rows(journal: Journal) -> list[tuple[str, str]]:
-    """The run in words, line by line."""
+def summary(journal: Journal) -> list[tuple[str, str]]:
+    """The run as text: pairs of a name and a value."""
     calls, jobs = answered_calls(journal), list(journal.attempts.values())
     void = sum(job.void is not None for job in jobs)
     wasted = sum(job.charged_us is not None and not job.is_answered for job in jobs)
@@ -130,11 +130,11 @@ def rows(journal: Journal) -> list[tuple[str, str]]:
         ("run", journal.run),
         ("chip", chips),
         ("calls answered", f"{len(calls)}"),
-        ("jobs void", f"{void}, not paid"),
-        ("jobs wasted", f"{wasted}, paid without an answer"),
+        ("jobs void", f"{void}, not charged"),
+        ("jobs wasted", f"{wasted}, charged without a usable answer"),
         ("jobs open", f"{sum(job.is_open for job in jobs)}"),
         ("QPU time charged", f"{charged * MICRO:.3f} s"),
-        ("QPU time set aside", f"{(journal.spent_us - charged) * MICRO:.3f} s more"),
+        ("QPU time reserved", f"{(journal.spent_us - charged) * MICRO:.3f} s more"),
         *(
             (f"broken chains, cliques of {size}", f"{100 * np.nanmean(shares):.2f} %")
             for size, shares in breaks_by_size(calls).items()
@@ -143,7 +143,7 @@ def rows(journal: Journal) -> list[tuple[str, str]]:
 
 
 def places(chip: Chip) -> dict[int, tuple[float, float]]:
-    """Where D-Wave draws each qubit of the chip."""
+    """The position of each qubit in D-Wave's drawing of the chip."""
     lattices = lattice_module()
     build, layout = (getattr(lattices, f"{chip.topology}_{part}") for part in ("graph", "layout"))
     lattice = build(chip.size, node_list=chip.qubits.tolist(), edge_list=[])
@@ -151,11 +151,11 @@ def places(chip: Chip) -> dict[int, tuple[float, float]]:
 
 
 def picture(calls: Sequence[AnsweredCall], number: int) -> "Figure":
-    """Three panels: a call on the chip, the energies of its samples, and the chain breaks of the run.
+    """Three panels: one call on the chip, the energies of its samples, and the chain breaks of the run.
 
     Args:
-        calls: Those of the run.
-        number: The call to look at, counted from 1.
+        calls: The calls of the run.
+        number: The call to draw, counted from 1.
     """
     if not 1 <= number <= len(calls):
         raise ValueError(f"the journal has calls 1 to {len(calls)}, got {number}")
@@ -173,7 +173,7 @@ def picture(calls: Sequence[AnsweredCall], number: int) -> "Figure":
 
 
 def _draw_chip(axes: "Axes", foot: "Axes", call: AnsweredCall, number: int) -> None:
-    """Every working qubit, and over them the chains: a colour for each layer, a shade for each unit."""
+    """All working qubits, and the chains on top: one colour per layer, one shade per unit."""
     page, at = call.page, places(call.page.chip)
     points = np.array([at[qubit] for qubit in page.qubits.tolist()])
     used = set(page.qubits.tolist())
@@ -201,12 +201,12 @@ def _draw_chip(axes: "Axes", foot: "Axes", call: AnsweredCall, number: int) -> N
     axes.axis("off")
     axes.set_title(
         f"call {number} on the chip: {len(page.qubits):,} of {len(page.chip.qubits):,} working qubits\n"
-        "one colour for each layer, one shade for each unit",
+        "one colour per layer, one shade per unit",
     )
 
 
 def _shown_couplers(page: Page) -> Ints:  # (c, 2)
-    """The couplers that hold chains together and, in a clique without chains, those between its qubits."""
+    """The couplers within chains and, in cliques without chains, the couplers between their qubits."""
     a, b = page.couplers.T
     chained = np.array([any(len(chain) > 1 for chain in clique) for clique in page.cliques])
     alike = page.spin_of[a] == page.spin_of[b]
@@ -216,7 +216,7 @@ def _shown_couplers(page: Page) -> Ints:  # (c, 2)
 
 
 def _draw_clique(axes: "Axes", call: AnsweredCall, points: Floats) -> None:
-    """One unit alone, each of its chains in a colour, the couplers between them in grey."""
+    """One unit alone: each of its chains in a colour, the couplers between chains in grey."""
     page = call.page
     largest = max(range(len(page.cliques)), key=lambda k: len(page.cliques[k]))
     a, b = page.couplers.T
@@ -264,13 +264,13 @@ def _colour(layer: int) -> str:
 
 
 def _shades(colour: str, count: int) -> list[Any]:
-    """The colour from light to dark."""
+    """Shades of a colour, from light to dark."""
     from matplotlib.colors import to_rgb
 
     base = np.array(to_rgb(colour))
     light, dark = base + 0.5 * (1 - base), 0.6 * base
-    steps = np.linspace(0, 1, count)[:, None] if count > 1 else np.array([[0.5]])
-    return [tuple(shade) for shade in light + steps * (dark - light)]
+    along = np.linspace(0, 1, count)[:, None] if count > 1 else np.array([[0.5]])
+    return [tuple(shade) for shade in light + along * (dark - light)]
 
 
 def _draw_energies(axes: "Axes", call: AnsweredCall, number: int) -> None:
@@ -298,7 +298,7 @@ def _draw_breaks(axes: "Axes", calls: Sequence[AnsweredCall], number: int) -> No
         axes.plot(number, 100 * shares[number - 1], _figures.BLACK, marker=ring, markersize=9, clip_on=False)
     if axes.lines:
         axes.legend(loc="upper right")
-    axes.set_ylim(0, 1.3 * max(axes.get_ylim()[1], 0.1))  # with room for the legend
+    axes.set_ylim(0, 1.3 * max(axes.get_ylim()[1], 0.1))  # leaves room for the legend
     axes.locator_params(axis="x", integer=True)
     axes.set_title(f"chain breaks of the run (ring: call {number})")
     axes.set_xlabel("call")

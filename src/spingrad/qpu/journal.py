@@ -1,7 +1,8 @@
-"""What was sent, what it cost and what came back: one file that is journal, ledger and tape.
+"""The journal of a run: one file with every job, its cost and its answer.
 
-Every fact is a line of JSON, on disk before anything depends on it. After a crash the file says which jobs
-may be out there; after the run it says what was paid; and its answers replay the run without a QPU.
+Every event is a line of JSON that is on disk before anything depends on it. After a crash the file says
+which jobs may still be at the service; after the run it says what was paid; and its answers are enough to
+replay the run without a QPU.
 """
 
 import base64
@@ -19,7 +20,7 @@ import numpy as np
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks; there, giving each run its own journal is up to its user
+except ImportError:  # Windows has no such locks; there, the user must give each run its own journal
     fcntl = None  # type: ignore[assignment]
 
 from spingrad.qpu.chip import Chip
@@ -29,14 +30,14 @@ MICRO = 1e-6
 
 
 class BudgetError(RuntimeError):
-    """The next call would cost more than is left of the run's budget; nothing was sent."""
+    """The next call would cost more than the rest of the run's budget; nothing was sent."""
 
 
 @dataclass
 class Attempt:
-    """One job: what was set aside for it, and what is known of it since.
+    """One job: the cost that was reserved for it, and what is known about it since.
 
-    Its larger parts, ``facts`` and ``answer``, stay in the file until they are asked for.
+    The larger parts, ``facts`` and ``answer``, are read from the file when they are needed.
     """
 
     key: str
@@ -46,14 +47,14 @@ class Attempt:
     id: str | None = None
     charged_us: float | None = None
     void: str | None = None
-    misfits: int = 0  # answers that were fetched and refused; not written down
+    misfits: int = 0  # answers that were fetched and rejected; not in the file
     _line: Callable[[int], dict[str, Any]] = field(kw_only=True, repr=False)
     _reserved_at: int = field(kw_only=True, repr=False)
     _answered_at: int | None = field(default=None, kw_only=True, repr=False)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known yet if the job will be paid."""
+        """Whether it is still unknown if the job will be charged."""
         return self.void is None and self.charged_us is None
 
     @property
@@ -68,7 +69,7 @@ class Attempt:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was written down beside the job."""
+        """What was written to the journal together with the job."""
         return self._line(self._reserved_at)["facts"]  # type: ignore[no-any-return]
 
     @property
@@ -77,18 +78,18 @@ class Attempt:
 
 
 class Journal:
-    """The jobs of a run, in a file that survives whatever happens to the process.
+    """The jobs of a run, in a file that survives a crash of the process.
 
-    A journal belongs to one process at a time; its threads may share it.
+    Only one process at a time may open a journal for writing; its threads may share it.
 
     Args:
-        path: The file, made if it is not there.
-        budget: Seconds of QPU time that the run may use in all, those of earlier processes included.
-        read_only: Only look at it.
+        path: The file, created if it does not exist.
+        budget: Seconds of QPU time that the run may use in total, including earlier processes of the run.
+        read_only: Only read the file.
     """
 
     def __init__(self, path: str | Path, budget: float | None = None, *, read_only: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self.read_only = Path(path), read_only
         self.budget_us = None if budget is None else budget / MICRO
         self.attempts: dict[str, Attempt] = {}
         self.chips: dict[str, Chip] = {}
@@ -114,13 +115,13 @@ class Journal:
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     raise RuntimeError(
-                        f"{self.path} is in use by another run; give each its own journal"
+                        f"{self.path} is in use by another run; give each run its own journal"
                     ) from None
             self._read()
-            self._file.truncate(self._end)  # a line cut short by a crash was never relied upon
+            self._file.truncate(self._end)  # nothing depends on a line that a crash cut short
             if not self.run:
                 self._note("run", id=secrets.token_hex(4))
-                _keep_name_of(self.path)
+                _flush_folder_of(self.path)
         except BaseException:
             self.close()
             raise
@@ -133,7 +134,7 @@ class Journal:
 
     @property
     def spent_us(self) -> float:
-        """Charged, or set aside for jobs whose cost is not known yet."""
+        """Microseconds charged, or reserved for jobs whose cost is not known yet."""
         with self._lock:
             return self.carried_us + sum(attempt.cost_us for attempt in self.attempts.values())
 
@@ -142,31 +143,31 @@ class Journal:
             return list(self._of_key.get(key, ()))
 
     def superfluous(self) -> list[Attempt]:
-        """Jobs that may be out there though their call has its answer from another."""
+        """Jobs that may still be at the service although another job has answered their call."""
         with self._lock:
             candidates = [attempt for attempt in self.attempts.values() if attempt.is_open]
             return [a for a in candidates if any(b.is_answered for b in self._of_key[a.key])]
 
     def has_answer(self, key: str, layout: str) -> bool:
-        """Whether a call was answered, and was laid out like this."""
+        """Whether a call with this layout was answered."""
         return any(a.is_answered and a.facts["layout"] == layout for a in self.attempts_of(key))
 
     def carry(self, spent_us: float) -> None:
-        """Count what a checkpoint says was spent, if this journal knows of less."""
+        """Count what a checkpoint says was spent, if it is more than this journal knows of."""
         with self._lock:
             if spent_us > self.spent_us:
                 self._note("carried", us=spent_us - self.spent_us)
 
     def reserve(self, key: str, cost_us: float, fingerprint: list[Any], **facts: Any) -> Attempt:
-        """Set the cost of a job aside, and give it a label that no other job has, before it is sent."""
+        """Before a job is sent, reserve its cost and give it a label that no other job has."""
         with self._lock:
             spent = self.spent_us
             if self.budget_us is not None and not spent + cost_us <= self.budget_us:
                 raise BudgetError(
-                    f"a call of {cost_us * MICRO:.3f} s does not fit: {spent * MICRO:.3f} of "
+                    f"a call of {cost_us * MICRO:.3f} s does not fit the budget: {spent * MICRO:.3f} of "
                     f"{self.budget_us * MICRO:.3f} s of QPU time are used; raise budget, or give a fallback"
                 )
-            # Random, so that the copy of a journal, carried on by another run, makes labels of its own.
+            # Random, so that a run that continues a copy of this journal never uses the same labels.
             label = f"spingrad-{self.run}/{key}/{secrets.token_hex(4)}"
             self._note("reserve", label=label, key=key, us=cost_us, fingerprint=fingerprint, facts=facts)
             return self.attempts[label]
@@ -186,15 +187,15 @@ class Journal:
         )
 
     def wasted(self, attempt: Attempt, why: str) -> None:
-        """The job is paid, but nothing of use came of it."""
+        """The job is charged, but gave no usable answer."""
         self._note("wasted", label=attempt.label, us=attempt.reserved_us, why=why)
 
     def voided(self, attempt: Attempt, why: str) -> None:
-        """The job never ran, so it costs nothing."""
+        """The job never ran, so it is not charged."""
         self._note("void", label=attempt.label, why=why)
 
     def keep_settings(self, settings: dict[str, Any]) -> None:
-        """Write down how the solver is set, if it is set otherwise than before."""
+        """Write down the settings of the solver, if they have changed."""
         with self._lock:
             if settings != self.settings:
                 self._note("settings", settings=settings)
@@ -215,14 +216,14 @@ class Journal:
     def _note(self, event: str, **facts: Any) -> None:
         with self._lock:
             if self._file is None:
-                raise RuntimeError(f"{self.path} is closed or was opened to be read")
+                raise RuntimeError(f"{self.path} is closed, or was opened with read_only=True")
             line = json.dumps({"event": event, **facts}).encode() + b"\n"
             try:
                 if self._file.write(line) != len(line):
-                    raise OSError(f"{self.path} took only a part of a line; is the disk full?")
+                    raise OSError(f"only part of a line could be written to {self.path}; is the disk full?")
                 os.fsync(self._file.fileno())
             except OSError:
-                self.close()  # a line after half a line could not be read again
+                self.close()  # another line after half a line would make the file unreadable
                 raise
             self._apply(json.loads(line), self._end)
             self._end += len(line)
@@ -236,12 +237,12 @@ class Journal:
                     self._apply(json.loads(line), self._end)
                 except (ValueError, KeyError, TypeError, zlib.error) as error:
                     raise ValueError(
-                        f"{self.path}, line {number} is not a line of a journal ({error})"
+                        f"{self.path} is not a journal: line {number} cannot be read ({error})"
                     ) from None
                 self._end += len(line)
 
     def _line(self, place: int) -> dict[str, Any]:
-        """Read a line again: a long run's answers would fill the memory."""
+        """Read a line again from the file, since the answers of a long run would fill the memory."""
         with open(self.path, "rb") as file:
             file.seek(place)
             return json.loads(file.readline())  # type: ignore[no-any-return]
@@ -274,7 +275,7 @@ class Journal:
             if event == "answer":
                 attempt._answered_at = place
         else:
-            raise ValueError(f"no such event: {event!r}")
+            raise ValueError(f"unknown event {event!r}")
 
 
 def _answer(fact: dict[str, Any]) -> Answer:
@@ -284,8 +285,8 @@ def _answer(fact: dict[str, Any]) -> Answer:
     return Answer((2 * bits.astype(np.int8) - 1).astype(np.int8), occurrences, fact["us"])
 
 
-def _keep_name_of(path: Path) -> None:
-    """A new file is only safe from a power cut once its folder is on disk too."""
+def _flush_folder_of(path: Path) -> None:
+    """Flush the folder of a new file: without that, a power cut may lose the file's name."""
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:

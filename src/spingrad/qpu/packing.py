@@ -1,4 +1,4 @@
-"""Many Ising problems in one call: written onto the qubits of a page, and read back from its samples."""
+"""Many Ising problems in one call: mapped to the qubits of a page, and read back from its samples."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from spingrad.qpu.chip import Chip, Floats, Ints
 from spingrad.qpu.embedding import Clique
 
 Spins = npt.NDArray[np.int8]
-PREFACTOR = 1.414  # of uniform torque compensation, as D-Wave's composites have it
+PREFACTOR = 1.414  # of uniform torque compensation, the default of D-Wave's composites
 
 
 class Ising(NamedTuple):
@@ -29,11 +29,11 @@ class Ising(NamedTuple):
 
 
 class Programmed(NamedTuple):
-    """What the chip is sent: a bias for every qubit in use, a strength for every coupler between two."""
+    """What is sent to the chip: a bias for each used qubit, and a coupling for each coupler between two."""
 
     qubits: Ints  # (q,), ascending
     h: Floats  # (q,)
-    couplers: Ints  # (c, 2), positions among the qubits
+    couplers: Ints  # (c, 2), positions in ``qubits``
     J: Floats  # (c,)
 
     def energies(self, spins: npt.NDArray[np.integer]) -> Floats:  # (reads, q) -> (reads,)
@@ -43,19 +43,19 @@ class Programmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """Cliques on a chip, with the arrays that carry problems onto it and samples back.
+    """The cliques that one call programs, and the arrays that map problems to qubits and samples back.
 
-    Spins of all cliques are counted through: those of clique ``k`` begin at ``starts[k]``.
+    The spins of all cliques are numbered consecutively: those of clique ``k`` begin at ``starts[k]``.
     """
 
     chip: Chip
     cliques: Sequence[Clique]
-    qubits: Ints  # (q,) in use, ascending
+    qubits: Ints  # (q,) the used ones, ascending
     spin_of: Ints  # (q,)
     clique_of: Ints  # (q,)
-    couplers: Ints  # (c, 2), positions among the qubits, in the chip's order
-    entry: Ints  # (c,) which coupling of which problem a coupler carries: a place in all J, or -1
-    ways: Ints  # (c,) how many couplers share it
+    couplers: Ints  # (c, 2), positions in ``qubits``, in the chip's order
+    entry: Ints  # (c,) the coupling that a coupler carries, as an index into all J, or -1 for none
+    ways: Ints  # (c,) number of couplers that share this coupling
     starts: Ints  # (cliques + 1,)
 
     @classmethod
@@ -77,20 +77,22 @@ class Page:
         entry = np.where(joins, squares[k] + (a - starts[k]) * sizes[k] + b - starts[k], -1)
         used, where, count = np.unique(entry, return_inverse=True, return_counts=True)
         if (used >= 0).sum() < (sizes * (sizes - 1) // 2).sum():
-            raise ValueError(f"the layout has chains that no coupler of {chip.name} joins; delete it")
+            raise ValueError(
+                f"the layout has two chains that no coupler of {chip.name} connects; delete its file"
+            )
         return cls(chip, cliques, flat[order], spin_of, clique_of, couplers, entry, count[where], starts)
 
     @cached_property
     def name(self) -> str:
-        """Names the layout: equal cliques on equal chips, equal name."""
+        """A name of the layout; equal cliques on equal chips have equal names."""
         text = json.dumps([self.chip.key, *self.cliques])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def program(self, problems: Sequence[Ising], prefactor: float = PREFACTOR) -> Programmed:
-        """Write one problem onto each clique, in full use of the chip's range.
+        """Map one problem to each clique, scaled to use the chip's full range.
 
-        Problems do not see each other, so each is scaled by itself: a layer with small gradients gets the
-        same signal as one with large ones.
+        The problems are independent, so each is scaled on its own: a layer with small gradients gets the
+        same signal as one with large gradients.
         """
         a, b = self.spin_of[self.couplers].T
         h = np.concatenate([problem.h for problem in problems])
@@ -117,24 +119,24 @@ class Page:
             least, most = properties["per_qubit_coupling_range"]
             total = self._total(J)
             np.maximum.at(load, self.clique_of, np.maximum(total / most, total / least))
-        if "per_group_coupling_range" in properties:  # a group is part of a qubit's couplers: a safe bound
+        if "per_group_coupling_range" in properties:  # a group is a part of a qubit's couplers: a safe bound
             least, most = properties["per_group_coupling_range"]
             up, down = self._total(np.maximum(J, 0)), self._total(np.minimum(J, 0))
             np.maximum.at(load, self.clique_of, np.maximum(up / most, down / least))
-        return (1 - 1e-12) / np.where(load > 0, load, 1.0)  # rounding must not lead out of range
+        return (1 - 1e-12) / np.where(load > 0, load, 1.0)  # so that rounding does not exceed the range
 
     def _total(self, J: Floats) -> Floats:  # (c,) -> (q,)
         """Sum over the couplers of each qubit."""
         return np.bincount(self.couplers.ravel(), np.repeat(J, 2), len(self.qubits)).astype(np.float64)
 
     def chains(self, samples: Spins) -> tuple[Floats, npt.NDArray[np.bool_]]:  # (samples, spins) each
-        """The majority of each chain's qubits, and whether they disagreed."""
+        """The majority of each chain's qubits, and whether the chain is broken: whether its qubits differ."""
         order, length = np.argsort(self.spin_of, kind="stable"), np.bincount(self.spin_of)
         sums = np.add.reduceat(samples[:, order].astype(np.int32), np.cumsum([0, *length[:-1]]), axis=1)
         return np.where(sums >= 0, 1.0, -1.0), np.abs(sums) < length
 
     def read(self, samples: Spins, occurrences: Ints, problems: Sequence[Ising]) -> list["Reading"]:
-        """What each problem's chains say; those whose qubits disagree are repaired by descent."""
+        """The samples of each problem; broken chains are repaired by descent."""
         majority, broken = self.chains(samples)
         readings = []
         for k, problem in enumerate(problems):
@@ -146,7 +148,7 @@ class Page:
 
 
 class Reading(NamedTuple):
-    """Distinct samples of one unit, their energies, and the share of chains that broke in all reads."""
+    """Distinct samples of one unit, their energies, and the share of broken chains over all reads."""
 
     spins: Floats  # (samples, n)
     energies: Floats  # (samples,)
@@ -154,7 +156,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def joined(cls, copies: Sequence["Reading"]) -> "Reading":
-        """The samples of several copies of one unit together."""
+        """The samples of all copies of one unit."""
         if len(copies) == 1:
             return copies[0]
         spins, energies, broken = zip(*copies, strict=True)
@@ -165,30 +167,26 @@ class Reading(NamedTuple):
 
 
 def chain_strength(problem: Ising, prefactor: float = PREFACTOR) -> float:
-    """Uniform torque compensation: what a chain of typical couplings pulls at its qubits.
+    """D-Wave's uniform torque compensation, ``prefactor · √(mean J² · mean degree)``, in closed form.
 
     Example:
         >>> chain_strength(Ising(np.zeros(3), np.triu(np.ones((3, 3)), 1)), prefactor=1.0)
         1.4142135623730951
     """
-    n = len(problem.h)
-    squares = np.square(problem.J).sum()
-    pairs = n * (n - 1) / 2
-    if not squares:
-        return float(prefactor)
-    return float(prefactor * np.sqrt(squares / pairs) * np.sqrt(n - 1))
+    torque = np.sqrt(2 * np.square(problem.J).sum() / len(problem.h))
+    return float(prefactor * (torque or 1.0))  # without couplings, any strength will do
 
 
 def _repaired(problem: Ising, spins: Floats, broken: npt.NDArray[np.bool_]) -> Floats:
-    """Flip spins of broken chains, the best flip first, for as long as that lowers the energy."""
-    rows = np.flatnonzero(broken.any(1))
-    if not len(rows):
+    """Flip spins of broken chains, the best flip first, as long as that lowers the energy."""
+    damaged = np.flatnonzero(broken.any(1))
+    if not len(damaged):
         return spins
-    S, open_ = spins[rows], broken[rows]
+    S, open_ = spins[damaged], broken[damaged]
     couplings = problem.J + problem.J.T
     field = problem.h + S @ couplings
     for _ in range(10 * spins.shape[1]):
-        gain = np.where(open_, S * field, 0.0)  # half of what a flip would win
+        gain = np.where(open_, S * field, 0.0)  # half of the energy that a flip would save
         best = gain.argmax(1)
         flip = np.flatnonzero(gain[np.arange(len(S)), best] > 1e-12 * np.abs(field).max())
         if not len(flip):
@@ -197,12 +195,12 @@ def _repaired(problem: Ising, spins: Floats, broken: npt.NDArray[np.bool_]) -> F
         S[flip, columns] *= -1
         field[flip] += 2 * S[flip, columns, None] * couplings[columns]
     repaired = spins.copy()
-    repaired[rows] = S
+    repaired[damaged] = S
     return repaired
 
 
 def packed(problems: Sequence[Ising]) -> dict[str, Any]:
-    """Problems for the journal, in single precision; couplings that units of a layer share are kept once."""
+    """Problems for the journal, in single precision; units of one layer share couplings, kept only once."""
     layers = {id(problem.J): problem.J for problem in problems}
     numbers = [J[np.triu_indices(len(J), 1)] for J in layers.values()] + [problem.h for problem in problems]
     return {
@@ -213,7 +211,7 @@ def packed(problems: Sequence[Ising]) -> dict[str, Any]:
 
 
 def unpacked(kept: dict[str, Any]) -> list[Ising]:
-    """The problems that :func:`packed` wrote down."""
+    """The problems that :func:`packed` stored."""
     numbers = np.frombuffer(base64.b64decode(kept["numbers"]), "<f4").astype(np.float64)
     sizes, layer_of = kept["sizes"], kept["layer_of"]
     lengths = [n * (n - 1) // 2 for n in sizes] + [sizes[layer] for layer in layer_of]

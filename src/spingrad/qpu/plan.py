@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from spingrad.nn.linear import binary_parameters
-from spingrad.qpu.calls import Call, block_sizes, schedule
+from spingrad.qpu.calls import Call, block_sizes, calls_for
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO
 
@@ -19,13 +19,13 @@ class Plan:
     """Calls, qubits and QPU time of a training run.
 
     Args:
-        chip: Where it would run.
-        layers: Inputs and units of each binary layer.
-        rounds: The calls of a step. Those of a round go out together; the next waits for them, since each
-            block of a wide layer needs the one before.
-        step_seconds: QPU time of a step.
-        one_by_one_seconds: The same if every unit were sent alone, as the paper did.
-        steps_per_epoch: Steps of an epoch.
+        chip: The chip that the plan is for.
+        layers: Number of inputs and units of each binary layer.
+        rounds: The calls of a step. The calls of one round are sent together; each round waits for the one
+            before, since each block of a wide layer needs the spins of the block before.
+        step_seconds: QPU time per step.
+        one_by_one_seconds: QPU time per step if every unit were sent alone, as the paper did.
+        steps_per_epoch: Steps per epoch.
         epochs: Epochs of the run.
     """
 
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def qubits(self) -> int:
-        """Of the largest call."""
+        """Number of qubits of the largest call."""
         return max(len(call.page.qubits) for call in self.calls)
 
     @property
@@ -58,20 +58,20 @@ class Plan:
     def run_seconds(self) -> float:
         return self.epoch_seconds * self.epochs
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The plan in words, line by line."""
+    def summary(self) -> list[tuple[str, str]]:
+        """The plan as text: pairs of a name and a value."""
         lengths, reads, rounds = self.chain_lengths, {call.num_reads for call in self.calls}, len(self.rounds)
         copies = {len(call.units) // len(set(call.units)) for call in self.calls}
         return [
             ("chip", f"{self.chip.name}, {len(self.chip.qubits)} working qubits"),
             ("layers", ", ".join(f"{inputs} × {units}" for inputs, units in self.layers)),
-            ("calls a step", f"{len(self.calls)}" + (f", in {rounds} rounds" if rounds > 1 else "")),
-            ("qubits of a call", f"{self.qubits} at most"),
-            ("copies of a unit", f"{max(copies)}, read {max(reads)} times"),
+            ("calls per step", f"{len(self.calls)}" + (f", in {rounds} rounds" if rounds > 1 else "")),
+            ("qubits per call", f"{self.qubits} at most"),
+            ("copies of each unit", f"{max(copies)}, read {max(reads)} times"),
             ("chain lengths", f"{sum(lengths) / len(lengths):.1f} on average, {max(lengths)} at most"),
-            ("QPU time of a step", f"{self.step_seconds:.4f} s"),
-            ("… sent unit by unit", f"{self.one_by_one_seconds:.4f} s"),
-            ("QPU time of an epoch", f"{self.epoch_seconds:.2f} s ({self.steps_per_epoch} steps)"),
+            ("QPU time per step", f"{self.step_seconds:.4f} s"),
+            ("… if sent unit by unit", f"{self.one_by_one_seconds:.4f} s"),
+            ("QPU time per epoch", f"{self.epoch_seconds:.2f} s ({self.steps_per_epoch} steps)"),
             ("QPU time of the run", f"{self.run_seconds:.1f} s ({self.epochs} epochs)"),
         ]
 
@@ -79,7 +79,7 @@ class Plan:
 def plan(
     model: nn.Module | Sequence[int],
     batch_size: int,
-    num_samples: int,
+    num_examples: int,
     epochs: int = 1,
     *,
     chip: Chip | None = None,
@@ -88,21 +88,21 @@ def plan(
     num_sweeps: int = 1,
     **sample_kwargs: Any,
 ) -> Plan:
-    """What training a model on a QPU will take; nothing is sent.
+    """Calls and QPU time of training a model on a QPU; nothing is sent.
 
     Args:
         model: The network, or the widths of its layers, such as ``[16, 4, 4, 2]``.
-        batch_size: Rows of a batch.
-        num_samples: Rows of the training set.
-        epochs: Passes over it.
+        batch_size: Examples per batch.
+        num_examples: Examples in the training set.
+        epochs: Passes over the training set.
         chip: The QPU, such as ``QPUService().chip``; by default an ideal Advantage.
-        num_reads: As for :class:`~spingrad.qpu.QPUSolver`, like the rest.
-        block_size: Most spins of a unit on the chip at once.
+        num_reads: Samples per unit, as in :class:`~spingrad.qpu.QPUSolver`.
+        block_size: Most spins of a unit that are on the chip at once.
         num_sweeps: Passes over the blocks of a wide layer.
         **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
 
     Example:
-        >>> small = plan([16, 4, 4, 2], batch_size=50, num_samples=1000, chip=Chip.ideal(size=6))
+        >>> small = plan([16, 4, 4, 2], batch_size=50, num_examples=1000, chip=Chip.ideal(size=6))
         >>> len(small.calls), small.steps_per_epoch
         (1, 20)
     """
@@ -117,7 +117,7 @@ def plan(
             if turn < len(own)
             for _ in range(units)
         ]
-        rounds.append(tuple(schedule(chip, sizes, num_reads, **sample_kwargs)))
+        rounds.append(tuple(calls_for(chip, sizes, num_reads, **sample_kwargs)))
         alone += _one_by_one(rounds[-1], num_reads, sample_kwargs)
     step = sum(call.cost_us(**sample_kwargs) for calls in rounds for call in calls)
     return Plan(
@@ -126,7 +126,7 @@ def plan(
         tuple(rounds) * num_sweeps,
         step * num_sweeps * MICRO,
         alone * num_sweeps * MICRO,
-        math.ceil(num_samples / batch_size),
+        math.ceil(num_examples / batch_size),
         epochs,
     )
 
@@ -138,12 +138,14 @@ def _shapes(model: nn.Module | Sequence[int]) -> list[tuple[int, int]]:
             raise ValueError("the model has no binary layers")
         return shapes
     if len(model) < 2:
-        raise ValueError(f"widths are those of the inputs and of every layer, got {list(model)}")
+        raise ValueError(
+            f"widths must be the number of inputs and the units of every layer, got {list(model)}"
+        )
     return list(itertools.pairwise(model))
 
 
 def _one_by_one(calls: Sequence[Call], num_reads: int, sample_kwargs: dict[str, Any]) -> float:
-    """Microseconds if every unit had a call of its own."""
+    """Microseconds of QPU time if every unit had a call of its own."""
     qubits = {
         unit: sum(len(chain) for chain in clique)
         for call in calls

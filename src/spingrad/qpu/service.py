@@ -1,7 +1,7 @@
-"""D-Wave's web service, through D-Wave's own client: single requests that end, and a token that stays here.
+"""D-Wave's web service through D-Wave's own client: single requests with a time limit, and a protected token.
 
-The client's futures are not used. They retry and poll by rules of their own, some without end, and a
-failed one does not tell whether the job was accepted; here every request is made once, and
+The client's futures are not used. They retry and poll by their own rules, sometimes without end, and a
+failed future does not tell whether the job was accepted. Here every request is made once, and
 :mod:`~spingrad.qpu.submission` decides what follows.
 """
 
@@ -21,16 +21,16 @@ import numpy as np
 from spingrad.qpu.chip import Chip, Ints, client_module
 from spingrad.qpu.packing import Programmed, Spins
 
-ROUNDING = 1e-6  # of an energy, relative to the sum of all biases: a service may use single precision
-FOLLOWED = ("dwavesys.com",)  # hosts that a configuration may name without being asked
+ROUNDING = 1e-6  # of an energy, relative to the sum of all biases: the service may use single precision
+TRUSTED = ("dwavesys.com",)  # hosts to which a configuration may send the token
 
 
 class ServiceError(Exception):
     """A request that failed.
 
     Args:
-        message: What the service or the network said.
-        refused: The service took no notice of the request: a job cannot have come of it.
+        message: The error of the service or of the network.
+        refused: The request created no job for certain: the service refused it, or it was never sent.
         fatal: Trying again cannot help.
         retry_after: Seconds that the service asks to wait.
     """
@@ -43,7 +43,7 @@ class ServiceError(Exception):
 
 
 class AnswerError(ServiceError):
-    """An answer that arrived, but cannot be one of the problem that was sent."""
+    """An answer that arrived but cannot belong to the problem that was sent."""
 
 
 class Status(NamedTuple):
@@ -55,7 +55,7 @@ class Status(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Distinct samples in order of energy, how often each came, and the time that was charged."""
+    """Distinct samples in order of energy, how often each occurred, and the time that was charged."""
 
     spins: Spins  # (k, q), in the order of the problem's qubits
     occurrences: Ints  # (k,)
@@ -63,24 +63,26 @@ class Answer(NamedTuple):
 
 
 class Secret(str):
-    """Text that is sent, but neither shown nor copied to other processes."""
+    """Text that is never shown in a ``repr`` and never copied to other processes."""
 
     def __repr__(self) -> str:
         return "'<token>'"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a token is not pickled or copied; let each process read its own configuration")
+        raise TypeError("a token must not be pickled or copied; each process reads its own configuration")
 
 
 class QPUService:
     """One QPU behind D-Wave's solver API.
 
-    The token comes from ``DWAVE_API_TOKEN`` or from D-Wave's configuration file of the user or the system
-    (``dwave config create``), never from an argument. A ``dwave.conf`` in the working directory is obeyed
-    only if it is named. Connections are encrypted unless they stay on this machine, and redirects are
-    refused: the client would send the token along.
+    The constructor connects, and raises if no QPU can be reached.
 
-    Every request takes a last argument, the seconds within which it has to end.
+    The token is read from ``DWAVE_API_TOKEN`` or from D-Wave's configuration file of the user or the system
+    (``dwave config create``), never passed as an argument. A ``dwave.conf`` in the working directory is used
+    only if ``config_file`` names it. Connections are encrypted unless they stay on this machine. Redirects
+    are refused, because the client would send the token to the new address.
+
+    The last argument of every request, ``within``, limits the seconds that it may take.
 
     Args:
         solver: Name of the QPU; by default that of the configuration, or the first that is online.
@@ -104,11 +106,11 @@ class QPUService:
         self.endpoint = _checked_endpoint(endpoint, settings)
         if not self._token:
             raise ValueError(
-                "no token for D-Wave's service: set DWAVE_API_TOKEN, or run `dwave config create` once"
+                "found no token for D-Wave's service: set DWAVE_API_TOKEN, or run `dwave config create` once"
             )
         _keep_out_of_logs(self._token)
         self.request_timeout = request_timeout
-        self._idle: dict[str, list[Any]] = {"Solvers": [], "Problems": []}
+        self._sessions: dict[str, list[Any]] = {"Solvers": [], "Problems": []}  # those not in use
         self.solver = solver or _named_solver(settings.get("solver"))
         self.chip = self.fetch_chip()
 
@@ -116,7 +118,7 @@ class QPUService:
         return f"QPUService(solver={self.solver!r}, endpoint={self.endpoint!r})"
 
     def fetch_chip(self, within: float = math.inf) -> Chip:
-        """The QPU's definition as it is now; asks the service."""
+        """The QPU's current definition, requested from the service."""
         if self.solver is not None:
             return self._ask("Solvers", lambda api: _chip(api.get_solver(self.solver)), within)  # type: ignore[no-any-return]
         fields = "none,+identity,+status,+properties"
@@ -135,7 +137,7 @@ class QPUService:
         params: dict[str, Any],
         within: float = math.inf,
     ) -> str:
-        """Send a job for a chip as it was when the problem was made, and return its id."""
+        """Send a job and return its id; ``chip`` is the working graph that the problem was made for."""
         models = client_module("dwave.cloud.api.models")
         version = {"graph_id": chip.graph_id} if chip.graph_id else None
         job = models.ProblemJob(
@@ -147,24 +149,24 @@ class QPUService:
         )
         replies = self._ask("Problems", lambda api: api.submit_problems([job]), within)
         if len(replies) != 1:
-            raise ServiceError(f"one job was sent, the service speaks of {len(replies)}")
+            raise ServiceError(f"expected a reply for one job, got {len(replies)}")
         if isinstance(replies[0], models.ProblemSubmitError):
             code, message = replies[0].error_code, self._scrubbed(replies[0].error_msg)
             raise ServiceError(message, refused=True, fatal=_is_final(code))
         return _checked_id(replies[0].id)
 
     def find(self, label: str, within: float = math.inf) -> Status | None:
-        """The job with this very label, if there is one."""
+        """The job with exactly this label, if there is one."""
         jobs = self._ask("Problems", lambda api: api.list_problems(label=label), within)
         same = [_status(job) for job in jobs if job.label == label]
         return same[0] if same else None
 
     def status(self, job: str, wait: int = 0, within: float = math.inf) -> Status:
-        """The state of a job, after at most ``wait`` seconds if it is not final yet."""
+        """The state of a job; the service may wait up to ``wait`` seconds for the job to end."""
         ids = [_checked_id(job)]
         jobs = self._ask("Problems", lambda api: api.get_problem_statuses(ids, timeout=wait), within)
         if not jobs or jobs[0].id != job:
-            raise ServiceError(f"the service knows nothing of job {job}")
+            raise ServiceError(f"the service does not know job {job}")
         return _status(jobs[0])
 
     def answer(
@@ -183,14 +185,14 @@ class QPUService:
         return decoded(reply["answer"], problem, num_reads, rounding)
 
     def cancel(self, job: str, within: float = math.inf) -> None:
-        """Withdraw a job, if it has not begun."""
+        """Cancel a job, if it has not begun."""
         _checked_id(job)
         self._ask("Problems", lambda api: api.cancel_problem(job), within)
 
     def _ask(self, resource: str, request: Callable[[Any], Any], within: float) -> Any:
-        """One request; whatever goes wrong leaves as a :class:`ServiceError` that holds no token."""
+        """Make one request; every failure is raised as a :class:`ServiceError` without the token."""
         try:
-            api = self._idle[resource].pop()  # a session serves one thread at a time
+            api = self._sessions[resource].pop()  # a session serves one thread at a time
         except IndexError:
             api = self._new(resource)
         timeout = client_module("urllib3").Timeout(total=max(min(self.request_timeout, within), 0.01))
@@ -198,11 +200,11 @@ class QPUService:
             adapter.timeout = timeout
         try:
             return request(api)
-        except Exception as error:  # the client raises its own, requests', pydantic's and plain Python's
+        except Exception as error:  # of the client, requests, pydantic or Python itself
             failure = self._failure(error)
         finally:
-            self._idle[resource].append(api)
-        raise failure  # outside of the handler: the client's exception carries the token in its request
+            self._sessions[resource].append(api)
+        raise failure  # outside the handler, since the client's exception holds the request with the token
 
     def _new(self, resource: str) -> Any:
         api = getattr(client_module("dwave.cloud.api"), resource)(
@@ -212,9 +214,9 @@ class QPUService:
             compress_qpu_problem_data=True,
         )
         session = api.client.session
-        session.headers["X-Auth-Token"] = self._token  # not as a setting: those are logged
+        session.headers["X-Auth-Token"] = self._token  # not as a setting, since settings are logged
         session.max_redirects = 0
-        session.trust_env = not _is_loopback(_place(self.endpoint)[1])  # no proxy between us and this machine
+        session.trust_env = not _is_loopback(_place(self.endpoint)[1])  # no proxy on this machine
         return api
 
     def _failure(self, error: Exception) -> ServiceError:
@@ -224,7 +226,7 @@ class QPUService:
         redirected = isinstance(error, client_module("requests").TooManyRedirects)
         return ServiceError(
             f"{type(error).__name__}: {self._scrubbed(str(error))}"
-            + (", and redirects are not followed: they would take the token elsewhere" if redirected else ""),
+            + ("; redirects are not followed, since they would receive the token" if redirected else ""),
             refused=(400 <= code < 500 and code != 408) or _never_left(error),
             fatal=redirected or _is_final(code),
             retry_after=float(wait) if wait.isascii() and wait.isdigit() else 0.0,
@@ -235,19 +237,19 @@ class QPUService:
 
 
 def _is_final(code: int) -> bool:
-    """Whether a request with this status would get the same again."""
+    """Whether a request with this HTTP status would fail again."""
     return 400 <= code < 500 and code not in (404, 408, 409, 425, 429)
 
 
 def _never_left(error: Exception) -> bool:
-    """Whether there was no connection that a request could have gone through."""
+    """Whether the request was never sent because there was no connection."""
     failures = client_module("urllib3.exceptions")
     never = (failures.NewConnectionError, failures.ConnectTimeoutError)
     return bool(client_module("dwave.cloud.utils.exception").is_caused_by(error, never))
 
 
 def _loaded(problems: Any, job: str) -> Any:
-    """A job with its answer as it came: the client's own model insists on parts that we can do without."""
+    """A job with its answer as plain JSON; the client's model would demand parts that are not needed."""
     kind = {"media_type": "application/vnd.dwave.sapi.problem+json", "accept_version": "~=3.0"}
     problems.session.set_accept(ask_version="3.0.0", **kind)
     try:
@@ -257,16 +259,16 @@ def _loaded(problems: Any, job: str) -> Any:
 
 
 def _checked_id(job: str) -> str:
-    """An id that names a job, and not another address."""
+    """Check that an id consists of plain characters, so that it cannot change the address of a request."""
     if not re.fullmatch(r"[\w-]{1,100}", str(job)):
-        raise ServiceError(f"{str(job)[:100]!r} is no id of a job")
+        raise ServiceError(f"{str(job)[:100]!r} is not a valid id of a job")
     return str(job)
 
 
 def encoded(problem: Programmed, chip: Chip) -> dict[str, Any]:
-    """The problem in D-Wave's ``qp`` format: all qubits, NaN where unused, then the couplers in use."""
+    """The problem in D-Wave's ``qp`` format: all qubits, NaN for unused ones, then the used couplers."""
     if not (np.isfinite(problem.h).all() and np.isfinite(problem.J).all()):
-        raise ValueError("a bias or coupling is not finite; the service would take it for an unused qubit")
+        raise ValueError("a bias or coupling is not finite; the service would treat it as an unused qubit")
     linear = np.full(int(chip.properties["num_qubits"]), np.nan)
     linear[problem.qubits] = problem.h
     return {
@@ -278,7 +280,7 @@ def encoded(problem: Programmed, chip: Chip) -> dict[str, Any]:
 
 
 def decoded(answer: Any, problem: Programmed, num_reads: int, rounding: float = ROUNDING) -> Answer:
-    """An answer whose every part fits the problem; energies are computed again from what was sent."""
+    """Decode an answer and check every part of it; energies are recomputed from the problem that was sent."""
     try:
         qubits, energies, occurrences, packed = (
             np.frombuffer(base64.b64decode(answer[name], validate=True), dtype)
@@ -289,11 +291,11 @@ def decoded(answer: Any, problem: Programmed, num_reads: int, rounding: float = 
                 ("solutions", "u1"),
             )
         )
-        rows = packed.reshape(len(energies), -(-len(problem.qubits) // 8))
+        samples = packed.reshape(len(energies), -(-len(problem.qubits) // 8))
         known_format = answer["format"] == "qp"
     except (KeyError, TypeError, ValueError) as error:
         raise AnswerError(f"the answer cannot be read ({type(error).__name__}: {error})") from None
-    bits = np.unpackbits(rows, axis=1)
+    bits = np.unpackbits(samples, axis=1)
     spins = (2 * bits[:, : len(problem.qubits)].astype(np.int8) - 1).astype(np.int8)
     scale = float(np.abs(problem.h).sum() + np.abs(problem.J).sum())
     checks = {
@@ -303,19 +305,19 @@ def decoded(answer: Any, problem: Programmed, num_reads: int, rounding: float = 
         "its numbers of reads do not add up": len(occurrences) == len(energies)
         and (occurrences > 0).all()
         and occurrences.sum(dtype=np.int64) == num_reads,
-        "its samples are not distinct": len(np.unique(rows, axis=0)) == len(rows),
+        "its samples are not distinct": len(np.unique(samples, axis=0)) == len(samples),
         "its energies are not those of its samples": np.allclose(
             problem.energies(spins), energies, rtol=0, atol=rounding * max(scale, 1.0)
         ),
     }
     for complaint, holds in checks.items():
         if not holds:
-            raise AnswerError(f"the answer was refused: {complaint}")
+            raise AnswerError(f"the answer was rejected: {complaint}")
     return Answer(spins, occurrences.astype(np.int64), _charged(answer.get("timing")))
 
 
 def _charged(timing: Any) -> float | None:
-    """The time that was charged, if its parts add up to it."""
+    """The time that was charged, if its reported parts add up to it."""
     try:
         total, *parts = (float(timing[f"qpu_{part}_time"]) for part in ("access", "programming", "sampling"))
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -333,19 +335,19 @@ def _status(job: Any) -> Status:
 
 
 def _settings(config_file: str | None, profile: str | None) -> dict[str, Any]:
-    """D-Wave's settings from its files and environment, without the working directory's."""
+    """D-Wave's settings from its files and the environment, ignoring files in the working directory."""
     loaders = client_module("dwave.cloud.config")
     files: Any = config_file or os.environ.get("DWAVE_CONFIG_FILE")
     if not files:
         files = loaders.get_configfile_paths(local=False) or False
         if Path("dwave.conf").exists():
             warnings.warn(
-                "dwave.conf in the working directory is not used: it could send your token elsewhere. "
-                'Pass config_file="dwave.conf" if it is yours.',
+                "dwave.conf in the working directory is ignored: it could send your token to another host. "
+                'Pass config_file="dwave.conf" if you trust it.',
                 stacklevel=4,
             )
     before = logging.root.manager.disable
-    # Below that level the client writes down every setting, the token too.
+    # At debug level the client logs every setting, including the token.
     logging.disable(max(before, logging.DEBUG))
     try:
         settings = dict(loaders.load_config(config_file=files, profile=profile))
@@ -361,25 +363,25 @@ def _named_solver(solver: Any) -> str | None:
 
 
 def _checked_endpoint(endpoint: str | None, settings: dict[str, Any]) -> str:
-    """An address that may see the token."""
-    asked = endpoint is not None
+    """Check that the token may be sent to this address."""
+    given = endpoint is not None
     if endpoint is None:
         endpoint = settings.get("endpoint") or _regional_endpoint(settings)
     scheme, host = _place(endpoint)
     loopback = _is_loopback(host)
     if not (scheme == "https" or (scheme == "http" and loopback)):
-        raise ValueError(f"the token goes over https alone, got the endpoint {endpoint!r}")
-    followed = any(host == name or host.endswith(f".{name}") for name in FOLLOWED)
-    if not (asked or loopback or followed):
+        raise ValueError(f"the token is sent only over https, got the endpoint {endpoint!r}")
+    trusted = any(host == name or host.endswith(f".{name}") for name in TRUSTED)
+    if not (given or loopback or trusted):
         raise ValueError(
-            f"the configuration sends the token to {host!r}, which is not D-Wave's; "
-            f"pass endpoint={endpoint!r} if that is meant"
+            f"the configuration would send the token to {host!r}, which is not a host of D-Wave; "
+            f"pass endpoint={endpoint!r} if that is intended"
         )
     return endpoint
 
 
 def _regional_endpoint(settings: dict[str, Any]) -> str:
-    """The address of the configured region; the client would fall back to another without a word."""
+    """The address of the configured region; the client would silently fall back to another region."""
     config = client_module("dwave.cloud.config")
     model = config.validate_config_v1({k: v for k, v in settings.items() if k != "token"})
     resolved = client_module("dwave.cloud.regions").resolve_endpoints(model)
@@ -391,7 +393,7 @@ def _regional_endpoint(settings: dict[str, Any]) -> str:
 
 
 def _place(endpoint: str) -> tuple[str, str]:
-    """Scheme and host as the client will read them: parsers differ over addresses made to deceive."""
+    """Scheme and host, by the client's own parser: parsers disagree about malicious addresses."""
     url = client_module("urllib3.util").parse_url(endpoint)
     return str(url.scheme), str(url.host or "").strip("[]")
 
@@ -407,7 +409,7 @@ _tokens: set[str] = set()
 
 
 def _keep_out_of_logs(token: Secret) -> None:
-    """Whatever D-Wave's client logs from here on, the token is not in it."""
+    """Remove the token from everything that D-Wave's client logs from now on."""
     _tokens.add(token)
     client_module("dwave.cloud")
     for name in list(logging.Logger.manager.loggerDict):

@@ -1,16 +1,17 @@
-"""A training step on a quantum annealer: all units of all layers side by side on the chip."""
+"""Solves the problems of a training step on a quantum annealer, all units of all layers side by side."""
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
 from spingrad.problem import BinaryLeastSquares
-from spingrad.qpu.calls import Call, block_sizes, schedule
+from spingrad.qpu.calls import Call, block_sizes, calls_for
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO, BudgetError, Journal
 from spingrad.qpu.packing import PREFACTOR, Ising, Reading, packed
@@ -21,44 +22,47 @@ from spingrad.solvers.base import Solution, Solver
 log = logging.getLogger(__name__)
 
 REPLAYED = ("num_reads", "block_size", "num_sweeps", "chain_strength_prefactor", "sample_kwargs")
-"""The settings that decide which problems are sent."""
+"""The settings that decide which problems are sent; the journal keeps them for a replay."""
 
 
 class QPUSolver(Solver):
     """Solve every unit of a step on a D-Wave QPU, in as few calls as the chip allows.
 
-    Each unit is a clique of chains; many cliques share the chip, so a small network takes one call a step.
-    Units with more than ``block_size`` inputs are solved block by block: the spins of a block on the QPU,
-    the others fixed (or not yet there, in the first sweep), so any width runs on any chip.
+    Each unit is a clique of chains. Many cliques share the chip, so a small network takes one call per step.
+    Units with more than ``block_size`` inputs are solved block by block: the QPU sets the spins of one block
+    while the others are fixed (in the first sweep, blocks that were not solved yet are left out). So layers
+    of any width run on any chip.
 
-    Everything that is sent, paid and answered is in the journal. A step that was taken before is read from
-    it, so a run that is resumed from a checkpoint pays nothing twice, and :meth:`replay` repeats a whole
-    run bit for bit without a QPU.
+    The journal holds everything that was sent, paid and answered. Steps that it already has are read from
+    it: a run that is resumed from a checkpoint pays nothing twice, and :meth:`replay` repeats a whole run
+    bit for bit without a QPU.
 
     Args:
-        journal: File of the run's journal; a new one starts a new run.
+        journal: File of the run's journal; a new file starts a new run. A :class:`~spingrad.qpu.Journal` that
+            was opened with ``read_only=True`` is replayed, without a QPU.
         budget: Seconds of QPU time that the run may use, over all its processes.
-        service: The QPU; by default what D-Wave's configuration says.
-        num_reads: Samples of each unit. They take fewer reads where the chip has room for several copies.
-        fallback: Takes over when the budget is used up. Without one, the step raises
-            :class:`~spingrad.qpu.BudgetError` with nothing moved: save a checkpoint.
-        block_size: Most spins of a unit on the chip at once.
+        service: The QPU; by default, the solver connects to the one of D-Wave's configuration.
+        num_reads: Samples per unit. They take fewer reads if the chip has room for several copies of a unit.
+        fallback: Solves the rest of the run when the budget is used up. Without it, the step then raises
+            :class:`~spingrad.qpu.BudgetError` and moves no weight, so that a checkpoint can be saved.
+        block_size: Most spins of a unit that are on the chip at once.
         num_sweeps: Passes over the blocks of a wide layer.
-        chain_strength_prefactor: Factor of uniform torque compensation.
-        deadline: Seconds that a call may take, its time in the queue included.
-        settle: Seconds in which a job may still turn up whose submission failed.
-        calls_in_flight: Calls waited for at a time, where a step needs several.
+        chain_strength_prefactor: Prefactor of uniform torque compensation.
+        deadline: Seconds that a call may take, including its time in the queue.
+        settle: Seconds to look for a job whose submission failed.
+        calls_in_flight: Most calls that are sent at the same time, if a step needs several.
         **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
 
     Example::
 
-        solver = QPUSolver("run.journal", budget=60.0, num_reads=100)
-        optimizer = QPSBGD(binary_parameters(model), lr=0.003, solver=solver)
+        with QPUSolver("run.journal", budget=60.0, num_reads=100) as solver:
+            optimizer = QPSBGD(binary_parameters(model), lr=0.003, solver=solver)
+            ...  # the usual training loop
     """
 
     def __init__(
         self,
-        journal: str | Path,
+        journal: str | Path | Journal,
         budget: float,
         *,
         service: QPUService | None = None,
@@ -74,56 +78,69 @@ class QPUSolver(Solver):
     ) -> None:
         for name, value in (("num_reads", num_reads), ("block_size", block_size), ("num_sweeps", num_sweeps)):
             if value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= settle < deadline:
-            raise ValueError(f"settle is between 0 and the deadline of {deadline} s, got {settle}")
+            raise ValueError(
+                f"settle must be at least 0 and less than the deadline of {deadline} s, got {settle}"
+            )
         for name in ("answer_mode", "auto_scale", "label", "num_reads"):
             if name in sample_kwargs:
-                raise ValueError(f"{name} is the solver's own to set")
+                raise ValueError(f"{name} is set by the solver and cannot be passed")
         self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
         self.chain_strength_prefactor, self.sample_kwargs = chain_strength_prefactor, sample_kwargs
         self.fallback, self.calls_in_flight = fallback, calls_in_flight
-        self._service: QPUService | None = QPUService() if service is None else service
-        self._journal = Journal(journal, budget)
-        self._journal.keep_chip(self._service.chip)
-        self._journal.keep_settings({name: getattr(self, name) for name in REPLAYED})
+        self._service: QPUService | None = None
+        if isinstance(journal, Journal):
+            if not journal.read_only:
+                raise ValueError("journal must be a path, or a Journal that was opened with read_only=True")
+            self._journal = journal
+        else:
+            self._service = QPUService() if service is None else service
+            self._journal = Journal(journal, budget)
+            self._journal.keep_chip(self._service.chip)
+            self._journal.keep_settings({name: getattr(self, name) for name in REPLAYED})
         self._submission = Submission(self._service, self._journal, deadline, settle)
-        self._schedules: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
+        self._known_calls: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
 
     @classmethod
     def replay(cls, journal: str | Path) -> "QPUSolver":
-        """The answers of an earlier run, and its settings, from its journal alone."""
-        solver = cls.__new__(cls)
-        solver._journal = Journal(journal, read_only=True)
-        if not solver._journal.settings:
+        """A solver that answers from the journal of an earlier run, with that run's settings."""
+        answers = Journal(journal, read_only=True)
+        if not answers.settings:
             raise ValueError(f"{journal} holds no run that could be replayed")
-        for name in REPLAYED:
-            setattr(solver, name, solver._journal.settings[name])
-        solver.fallback, solver.calls_in_flight = None, 1
-        solver._service, solver._schedules = None, {}
-        solver._submission = Submission(None, solver._journal)
-        return solver
+        settings = {name: answers.settings[name] for name in REPLAYED}
+        sample_kwargs = settings.pop("sample_kwargs")
+        return cls(answers, budget=0.0, **settings, **sample_kwargs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def chip(self) -> Chip:
-        """The chip that is asked; in a replay, the one that was."""
+        """The chip of the QPU; in a replay, the last chip of the run."""
         return self._service.chip if self._service else list(self._journal.chips.values())[-1]
 
     @property
     def qpu_seconds(self) -> float:
-        """QPU time of the run so far, set aside or charged."""
+        """Seconds of QPU time of the run so far, reserved or charged."""
         return self._journal.spent_us * MICRO
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger, for the optimizer's checkpoint."""
+        """What was spent, for the optimizer's checkpoint."""
         return {"spent_us": self._journal.spent_us, "jobs": len(self._journal.attempts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint: what it says was spent counts against the budget here too."""
+        """Continue from a checkpoint: what it says was spent counts against the budget here too."""
         if self._service is not None:
             self._journal.carry(state["spent_us"])
 
     def close(self) -> None:
+        """Close the journal; leaving a ``with`` block does it too."""
         self._journal.close()
 
     def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
@@ -150,7 +167,7 @@ class QPUSolver(Solver):
         try:
             return self._sample_once(parts, key)
         except GraphChangedError as error:
-            log.warning("%s; the units are laid out anew", error)
+            log.warning("%s; the units are laid out again", error)
             self._journal.keep_chip(self.chip)
             return self._sample_once(parts, key)
 
@@ -173,23 +190,23 @@ class QPUSolver(Solver):
         return results
 
     def _calls(self, sizes: tuple[int, ...], key: str) -> list[Call]:
-        """The calls that were answered, on whichever of the run's chips, or else new ones."""
+        """The calls that were answered earlier, on any of the run's chips, or else new ones."""
         earlier = self._journal.chips.values() if self._journal.attempts_of(f"{key}-0") else ()
         for chip in (self.chip, *earlier):
-            calls = self._schedule(chip, sizes)
+            calls = self._calls_on(chip, sizes)
             if all(self._journal.has_answer(f"{key}-{n}", call.page.name) for n, call in enumerate(calls)):
                 return calls
-        return self._schedule(self.chip, sizes)
+        return self._calls_on(self.chip, sizes)
 
-    def _schedule(self, chip: Chip, sizes: tuple[int, ...]) -> list[Call]:
+    def _calls_on(self, chip: Chip, sizes: tuple[int, ...]) -> list[Call]:
         place = (chip.graph_id, chip.key, sizes)
-        if place not in self._schedules:
-            calls = schedule(chip, sizes, self.num_reads, **self.sample_kwargs)
+        if place not in self._known_calls:
+            calls = calls_for(chip, sizes, self.num_reads, **self.sample_kwargs)
             for call in calls:
                 if self._service is not None:
                     self._journal.keep_layout(call.page.name, call.page.cliques)
-            self._schedules[place] = calls
-        return self._schedules[place]
+            self._known_calls[place] = calls
+        return self._known_calls[place]
 
     def _call(self, call: Call, problems: list[Ising], key: str) -> list[Reading]:
         programmed = call.page.program(problems, self.chain_strength_prefactor)

@@ -1,17 +1,18 @@
-"""One job for one problem, whatever the network does: none lost, none paid twice.
+"""One job per problem, even if the network fails: no answer is lost, none is paid twice.
 
-The service knows no key that would make a submission idempotent. So the cost is set aside and a new label
-is written to the journal before anything is sent, and a label is sent once: after a failure that leaves the
-outcome open, the service is asked for it. If the job does not turn up, another is sent under a label of its
-own, with its cost set aside too; once one of them has answered, the others are withdrawn, or counted if it
-is too late for that. An answer is fetched again by its id, never bought again, until it fits the problem.
-A job that is still queued at the deadline is left there: taking the step again goes on waiting for it.
+The service offers no key that would make a submission idempotent. So before a job is sent, its cost is
+reserved and a new label is written to the journal, and no label is sent twice. If a request fails in a way
+that leaves its outcome open, the service is asked for the label. If the job is not found, another job is sent
+under a new label, with its own reserved cost; as soon as one of them has answered, the others are cancelled,
+or counted as paid if it is too late for that. An answer that does not fit the problem is fetched again by the
+id of its job, not bought again. A job that is still queued at the deadline stays in the queue: taking the
+step again continues to wait for it.
 
-Two cases cannot be excluded. A job that the service accepts later than ``settle`` seconds after the request
-failed is not found in time, so a second one is sent; the first is counted if it turns up before that has
-answered. And an answer that the service has stored in a damaged state is lost: it is counted, the call
-raises :class:`StepError`, and only if the step is taken again is it paid again. Jobs that the service
-failed or cancelled are taken to cost nothing.
+Two cases cannot be excluded. If the service accepts a job later than ``settle`` seconds after its request
+failed, the job is not found in time and a second one is sent; the first is counted if it appears before the
+second has answered. And if the service has stored a damaged answer, that answer is lost: the job is counted,
+the call raises :class:`StepError`, and taking the step again pays again. Jobs that failed or were cancelled
+are assumed to cost nothing.
 """
 
 import hashlib
@@ -29,29 +30,29 @@ from spingrad.qpu.packing import Programmed
 from spingrad.qpu.service import ROUNDING, Answer, AnswerError, QPUService, ServiceError
 
 T = TypeVar("T")
-PAUSE = 0.25  # seconds between two requests of a loop at least: no more than four a second
+PAUSE = 0.25  # least seconds between two requests of a loop: at most four requests per second
 LONGEST_PAUSE = 10.0
-SAME = 1e-4  # relative difference of problems that are the same but for rounding
+SAME = 1e-4  # largest relative difference between problems that differ only by rounding
 
 
 class StepError(RuntimeError):
-    """A call to the QPU that came to no answer; the step can be taken again and goes on where it stood."""
+    """A call to the QPU that got no answer; taking the step again continues where it stopped."""
 
 
 class GraphChangedError(StepError):
-    """The QPU's working graph is another since the problem was laid out; the service has the new one."""
+    """The QPU's working graph has changed since the problem was laid out; the service has the new one."""
 
 
 class Submission:
     """Sends problems and waits for their answers.
 
     Args:
-        service: The QPU; none to replay a journal.
-        journal: Where everything is written down first.
-        deadline: Seconds that a call may take, its time in the queue included.
-        settle: Seconds during which a job may turn up whose submission failed.
-        attempts: Jobs that may be sent in one call, if they fail, are cancelled or are lost on the way.
-        fetches: How often an answer that does not fit is fetched before it is given up.
+        service: The QPU; ``None`` to replay a journal.
+        journal: The journal, in which everything is written down first.
+        deadline: Seconds that a call may take, including its time in the queue.
+        settle: Seconds to look for a job whose submission failed.
+        attempts: Most jobs per call, if jobs fail, are cancelled or are lost on the way.
+        fetches: Number of times that an answer is fetched before it is given up as damaged.
     """
 
     def __init__(
@@ -71,15 +72,15 @@ class Submission:
     def sample(
         self, problem: Programmed, chip: Chip, key: str, cost_us: float, params: dict[str, Any], **facts: Any
     ) -> Answer:
-        """Samples of a problem, from the journal if they are there.
+        """Samples of a problem, from the journal if it has them.
 
         Args:
-            problem: What is sent.
+            problem: The problem to send.
             chip: The working graph that it was made for.
-            key: Names the call; the same in every process that takes this step.
-            cost_us: What the call will be charged.
-            params: The solver's parameters.
-            **facts: Kept beside the job in the journal.
+            key: Name of the call, the same in every process that takes this step.
+            cost_us: Microseconds that the call will be charged.
+            params: Parameters of the QPU.
+            **facts: Written to the journal together with the job.
         """
         if not (np.isfinite(problem.h).all() and np.isfinite(problem.J).all()):
             raise ValueError("a bias or coupling is not finite; nothing was sent")
@@ -90,18 +91,18 @@ class Submission:
                 if (known := attempt.answer) is not None:
                     return known
             if self.service is None:
-                raise StepError(f"the journal holds no answer for {key}; the run or its problem has changed")
-            call = _Call(self, self.service, problem, chip, params, until)
-            answer = call.resumed(same) or call.bought(key, cost_us, print_, facts)
-        call.clear()
+                raise StepError(f"the journal has no answer for {key}; the run or its problem has changed")
+            requests = _Requests(self, self.service, problem, chip, params, until)
+            answer = requests.resumed(same) or requests.bought(key, cost_us, print_, facts)
+        requests.clear()
         return answer
 
     @contextmanager
     def alone(self, key: str, until: float) -> Iterator[None]:
-        """Let one thread at a time take a step; the next finds its answer in the journal."""
+        """Let one thread at a time work on a call; the next thread finds its answer in the journal."""
         with self._freed:
             if not self._freed.wait_for(lambda: key not in self._busy, until - time.monotonic()):
-                raise StepError(f"another thread has not come to an end with {key} within the deadline")
+                raise StepError(f"another thread did not finish {key} within the deadline")
             self._busy.add(key)
         try:
             yield
@@ -111,7 +112,7 @@ class Submission:
                 self._freed.notify_all()
 
 
-class _Call:
+class _Requests:
     """The requests of one call, all of them before its deadline."""
 
     def __init__(
@@ -128,8 +129,8 @@ class _Call:
         self.rounding = ROUNDING
 
     def resumed(self, attempts: list[Attempt]) -> Answer | None:
-        """The answer of a job that was sent before, in this process or another."""
-        self.rounding = 10 * ROUNDING  # what was sent may differ from the problem of now in its last digits
+        """The answer of a job that was sent earlier, by this process or another."""
+        self.rounding = 10 * ROUNDING  # the problem that was sent may differ in its last digits
         for attempt in attempts:
             if attempt.is_open and (attempt.id or self._found(attempt, self.rules.settle)):
                 answer = self._awaited(attempt)
@@ -151,22 +152,22 @@ class _Call:
         raise StepError(f"{self.rules.attempts} jobs for {key} failed, were cancelled or were lost")
 
     def clear(self) -> None:
-        """Withdraw what else was sent for this step or those before it, or count it as paid."""
+        """Cancel all other jobs of calls that have their answer, or count them as paid."""
         pace = _Pace(self.until, "clearing up")
         for attempt in self.journal.superfluous():
-            # Should it fail, the cost stays set aside and the next step tries again.
+            # If this fails, the cost stays reserved and the next step tries again.
             with suppress(StepError), self.rules.alone(attempt.key, until=time.monotonic()):
                 pace.wait(ServiceError("more than one job was sent"), longest=PAUSE)
                 self._withdraw(attempt)
 
     def _withdraw(self, attempt: Attempt) -> None:
-        if not attempt.is_open:  # another thread was here before
+        if not attempt.is_open:  # another thread has done it
             return
         if attempt.id is None and not self._found(attempt, 0.0):
             self.journal.voided(attempt, "it never arrived")
             return
         job = str(attempt.id)
-        self._persist(lambda left: self.service.cancel(job, left), f"withdrawing job {job}")
+        self._persist(lambda left: self.service.cancel(job, left), f"cancelling job {job}")
         state = self._persist(lambda left: self.service.status(job, 0, left), f"job {job}").state
         if state in ("FAILED", "CANCELLED"):
             self.journal.voided(attempt, state)
@@ -174,12 +175,12 @@ class _Call:
             self.journal.wasted(attempt, "another job had answered before")
 
     def _sent(self, attempt: Attempt) -> bool:
-        """Send the job; whether it is known to have arrived."""
+        """Send the job; returns whether it is known to have arrived."""
         try:
             job = self._persist(
                 lambda left: self.service.submit(self.problem, self.chip, attempt.label, self.params, left),
                 f"sending {attempt.label}",
-                harmless=lambda error: error.refused,
+                may_repeat=lambda error: error.refused,
             )
         except StepError as error:
             reason = error.__cause__
@@ -195,7 +196,7 @@ class _Call:
         return True
 
     def _check_graph(self) -> None:
-        """Raise another error than that of a refused job, if the reason is a new working graph."""
+        """Raise :class:`GraphChangedError` if a job was refused because of a new working graph."""
         try:
             chip = self._persist(self.service.fetch_chip, "the definition of the QPU")
         except StepError:
@@ -207,11 +208,11 @@ class _Call:
             )
 
     def _found(self, attempt: Attempt, settle: float) -> bool:
-        """Look for the job of an attempt for as long as it may still turn up."""
+        """Look for the job of an attempt for up to ``settle`` seconds; returns whether it was found."""
         pace = _Pace(self.until, f"the search for {attempt.label}")
         patience = time.monotonic() + settle
         while True:
-            pace.wait(ServiceError("it has not turned up"), longest=max(patience - time.monotonic(), PAUSE))
+            pace.wait(ServiceError("it was not found"), longest=max(patience - time.monotonic(), PAUSE))
             last = time.monotonic() >= patience
             status = self._persist(lambda left: self.service.find(attempt.label, left), pace.what)
             if status is not None:
@@ -221,7 +222,7 @@ class _Call:
                 return False
 
     def _awaited(self, attempt: Attempt) -> Answer | None:
-        """The answer of a job that has arrived, or none if the service failed or cancelled it."""
+        """The answer of a job that has arrived, or ``None`` if the job failed or was cancelled."""
         job = str(attempt.id)
         state = self._final_state(job)
         if state != "COMPLETED":
@@ -249,23 +250,23 @@ class _Call:
             try:
                 return self._persist(request, pace.what)
             except AnswerError as error:
-                attempt.misfits += 1  # over all calls, or a short deadline would go on for ever
+                attempt.misfits += 1  # over all calls, so that it ends also with a short deadline
                 if attempt.misfits < self.rules.fetches:
                     pace.wait(error)
                     continue
                 self.journal.wasted(attempt, str(error))
                 raise StepError(
-                    f"job {job} is paid, but was fetched {attempt.misfits} times to no use: {error}. "
-                    "Taking the step again sends another."
+                    f"job {job} was charged, but its answer was fetched {attempt.misfits} times and never "
+                    f"fitted: {error}. Taking the step again sends another job."
                 ) from error
 
     def _persist(
         self,
         request: Callable[[float], T],
         what: str,
-        harmless: Callable[[ServiceError], bool] = lambda error: True,
+        may_repeat: Callable[[ServiceError], bool] = lambda error: True,
     ) -> T:
-        """The result of a request, made again for as long as it fails and does no harm by it."""
+        """The result of a request, repeated while it fails with an error after which it may be repeated."""
         pace = _Pace(self.until, what)
         while True:
             try:
@@ -273,7 +274,7 @@ class _Call:
             except AnswerError:
                 raise
             except ServiceError as error:
-                if error.fatal or not harmless(error):
+                if error.fatal or not may_repeat(error):
                     raise StepError(f"{what}: {error}") from error
                 pace.wait(error)
 
@@ -283,7 +284,7 @@ def _asking(request: Callable[..., T], *args: Any) -> Callable[[float], T]:
 
 
 class _Pace:
-    """The pauses of a loop: longer and longer, never past the deadline."""
+    """The pauses of a loop of requests, which grow and never exceed the deadline."""
 
     def __init__(self, until: float, what: str, pause: float = PAUSE) -> None:
         self.until, self.what, self.pause = until, what, pause
@@ -295,24 +296,26 @@ class _Pace:
     def wait(self, error: ServiceError, longest: float = LONGEST_PAUSE) -> None:
         left = self.left()
         if left <= 2 * PAUSE or error.retry_after >= left:
-            raise StepError(f"{self.what} came to no end within the deadline; at last: {error}") from error
+            raise StepError(
+                f"{self.what} did not finish within the deadline; the last error: {error}"
+            ) from error
         rest = min(self.pause, longest, left - PAUSE) - (time.monotonic() - self.last)
-        time.sleep(max(rest, error.retry_after, PAUSE))  # a poll that took its time was pause enough
+        time.sleep(max(rest, error.retry_after, PAUSE))  # the time that a request took counts as pause
         self.last = time.monotonic()
         self.pause = min(1.5 * self.pause, LONGEST_PAUSE)
 
 
 def fingerprint(problem: Programmed, params: dict[str, Any]) -> list[Any]:
-    """Tells problems apart, and how they are asked, but not by the last bits of their numbers.
+    """Numbers that identify a problem and its parameters up to rounding.
 
-    A replay on another machine meets the same problems up to rounding.
+    A replay on another machine computes the same problems up to rounding.
     """
     digest = hashlib.sha256(repr(sorted(params.items())).encode())
     digest.update(np.ascontiguousarray(problem.qubits).tobytes())
     random = np.random.default_rng(0)
     values = np.concatenate([problem.h, problem.J])
-    views = [float(values @ random.choice((-1.0, 1.0), len(values))) for _ in range(4)]
-    return [digest.hexdigest()[:16], float(np.linalg.norm(values)), *views]
+    projections = [float(values @ random.choice((-1.0, 1.0), len(values))) for _ in range(4)]
+    return [digest.hexdigest()[:16], float(np.linalg.norm(values)), *projections]
 
 
 def same_problem(one: list[Any], other: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A loopback emulator of D-Wave's solver API, for tests of the real client without network or token."""
+"""An emulator of D-Wave's solver API on this machine: tests use the real client without network or token."""
 
 import math
 import os
@@ -20,23 +20,23 @@ __all__ = ["Charge", "Fault", "Request", "Sapi"]
 
 
 class Sapi:
-    """An emulated QPU behind the web service that D-Wave's client expects.
+    """An emulated QPU behind a web service with the interface that D-Wave's client expects.
 
-    It speaks the real wire format, refuses what the real service refuses, samples by simulated
-    annealing, charges by D-Wave's own timing model and fails on demand. ``ledger`` is the truth about
-    money: what the service charged, whatever its clients learnt of it.
+    It uses the real wire format, refuses what the real service refuses, samples by simulated annealing,
+    charges by D-Wave's timing model and fails on demand. ``ledger`` lists what was really charged, also for
+    answers that a client never received.
 
     Args:
         topology: ``"pegasus"`` or ``"zephyr"``.
-        size: Grid parameter of the lattice; full-size chips by default, 16 and 12.
+        size: Grid parameter of the lattice; by default that of a full-size chip, 16 or 12.
         broken: Fraction of the qubits that do not work.
-        seed: Fixes the broken qubits, the faults, and with a problem and its label the samples.
+        seed: Determines the broken qubits, the faults and, with a problem and its label, the samples.
         noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem.
-        num_sweeps: Effort of one read.
-        queue_seconds: Time that a job waits before it runs.
-        quota_us: Microseconds of QPU time that may be charged in all.
-        token: The only token that is let in.
-        port: Port on 127.0.0.1; 0 takes a free one.
+        num_sweeps: Sweeps of simulated annealing per read.
+        queue_seconds: Seconds that a job waits before it runs.
+        quota_us: Microseconds of QPU time that may be charged in total.
+        token: The only token that is accepted.
+        port: Port on 127.0.0.1; 0 chooses a free one.
 
     Example:
         >>> with Sapi(size=2) as sapi:
@@ -83,7 +83,7 @@ class Sapi:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment variables that lead D-Wave's client here."""
+        """The environment variables that make D-Wave's client use this emulator."""
         return {
             "DWAVE_API_ENDPOINT": self.url,
             "DWAVE_API_TOKEN": self.token,
@@ -92,7 +92,7 @@ class Sapi:
 
     @contextmanager
     def configured(self) -> Iterator[None]:
-        """Let this process find the emulator as it would find a QPU; afterwards all is as before."""
+        """Set these variables in this process inside a ``with`` block."""
         before = {name: os.environ.get(name) for name in self.settings}
         os.environ.update(self.settings)
         try:
@@ -119,24 +119,24 @@ class Sapi:
 
     @property
     def fired(self) -> "Counter[tuple[str, str]]":
-        """How often each fault, a pair of stage and kind, has struck."""
+        """How often each fault, a pair of stage and kind, has occurred."""
         return self.faults.fired
 
     def change_graph(self, seed: int) -> None:
-        """Break other qubits, as a new calibration may: jobs for the old working graph are refused."""
+        """Break other qubits, as a new calibration may do; jobs for the old working graph are refused."""
         self.chip = working_chip(*self._lattice, seed)
         self.service.annealer = replace(self.service.annealer, chip=self.chip)
 
     def ledger(self) -> list[Charge]:
-        """Every accepted job and what it cost."""
+        """Every accepted job and its cost."""
         return self.service.ledger()
 
     def inject(
         self, stage: str, kind: str, times: float = 1, probability: float = 1.0, **details: Any
     ) -> None:
-        """Let a fault strike the next ``times`` requests or jobs that reach a stage.
+        """Inject a fault into the next ``times`` requests or jobs that reach a stage.
 
-        ``faults.STAGES`` lists the kinds of every stage and their details: ``code``, ``headers``,
-        ``message``, ``seconds``, ``to``, ``key``.
+        ``faults.STAGES`` lists the kinds of faults of every stage. Their ``details`` are ``code``,
+        ``headers``, ``message``, ``seconds``, ``to`` and ``key``.
         """
         self.faults.inject(Fault(stage, kind, **details), times, probability)

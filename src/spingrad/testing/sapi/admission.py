@@ -1,4 +1,4 @@
-"""What the service refuses: problems and parameters outside the chip's definition."""
+"""Refuses problems and parameters that the chip's definition does not allow."""
 
 from typing import Any
 
@@ -6,17 +6,24 @@ from spingrad.testing.sapi.annealer import Annealer
 from spingrad.testing.sapi.chip import Chip
 from spingrad.testing.sapi.wire import Problem, decode_problem
 
-ROUNDING = 1e-9  # DWaveCliqueSampler scales a problem to the very edge of a range
+ROUNDING = 1e-9  # DWaveCliqueSampler scales problems exactly to the limit of a range
 
 
 def admit(body: dict[str, Any], annealer: Annealer) -> tuple[Problem, float]:
-    """The problem and its cost in microseconds; a ``ValueError`` says why it is refused."""
+    """Decode and check a problem.
+
+    Returns:
+        The problem and its cost in microseconds.
+
+    Raises:
+        ValueError: The problem is refused; the message says why.
+    """
     chip, params = annealer.chip, body.get("params") or {}
     _check_solver(body, chip)
     _check_params(params, chip)
     problem = decode_problem(body["type"], body["data"], chip)
     if not params.get("auto_scale", True) and annealer.fill(problem) > 1 + ROUNDING:
-        raise ValueError("h or J out of range, and auto_scale is off")
+        raise ValueError("h or J is out of range, and auto_scale is off")
     cost_us = chip.access_time(len(problem.qubits), params)
     _check_range("problem_run_duration", cost_us, chip)
     return problem, cost_us
@@ -43,7 +50,7 @@ def _check_params(params: dict[str, Any], chip: Chip) -> None:
     if not isinstance(params.get("num_reads", 1), int):
         raise ValueError(f"num_reads must be an integer, got {params['num_reads']!r}")
     if params.get("answer_mode", "histogram") not in ("histogram", "raw"):
-        raise ValueError(f"answer_mode is histogram or raw, got {params['answer_mode']!r}")
+        raise ValueError(f"answer_mode must be histogram or raw, got {params['answer_mode']!r}")
 
 
 def _check_range(name: str, value: Any, chip: Chip) -> None:

@@ -1,4 +1,4 @@
-"""What a chip does with a problem: scale it into range, disturb it, anneal, read out."""
+"""What a chip does with a problem: scale it to the ranges, add control errors, anneal, read the spins."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ from spingrad.testing.sapi.wire import Bits, Problem, encode_answer
 class Annealer:
     """Simulated annealing in place of a QPU.
 
-    The temperatures are fixed, as on a chip: a problem that must be scaled down to fit the ranges is
-    sampled with less precision.
+    The temperatures are fixed, as on a chip, so a problem that must be scaled down to fit the ranges is
+    sampled less precisely.
 
     Args:
-        chip: Supplies the graph and the ranges.
+        chip: The chip with its graph and its ranges.
         noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem.
-        num_sweeps: Effort of a read. The default is fast rather than good.
+        num_sweeps: Sweeps per read. The default favours speed over quality.
         beta_range: Inverse temperatures in units of the scaled problem, from hot to cold.
     """
 
@@ -30,7 +30,7 @@ class Annealer:
     beta_range: tuple[float, float] = (0.3, 10.0)
 
     def fill(self, problem: Problem) -> float:
-        """The largest share of a range that the problem takes; above 1 it does not fit the chip."""
+        """The largest share of any range that the problem uses; above 1 it does not fit the chip."""
         h, J = problem.to_ising()
         properties = self.chip.properties
         groups, total_range = self.chip.groups
@@ -54,7 +54,7 @@ class Annealer:
         return encode_answer(problem, bits, energies, occurrences, self.chip.properties["num_qubits"])
 
     def _program(self, problem: Problem, auto_scale: bool, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Biases and couplings that the chip sees: scaled to fill the ranges, with control errors."""
+        """Biases and couplings on the chip: scaled to fill the ranges, with control errors."""
         h, J = problem.to_ising()
         scale = (auto_scale and self.fill(problem)) or 1.0  # a problem of zeros stays as it is
         sigma_h, sigma_J = self.noise
@@ -66,8 +66,8 @@ class Annealer:
     def _anneal(
         self, h: Floats, J: Floats, pairs: Ints, num_reads: int, rng: np.random.Generator
     ) -> Bits:  # -> (r, n)
-        # The compiled core of SimulatedAnnealingSampler: around it, the sampler's dictionaries would
-        # take most of a small job's time.
+        # This is the compiled core of SimulatedAnnealingSampler. The sampler itself would spend most of a
+        # small job's time on dictionaries.
         spins = rng.choice(np.array([-1, 1], dtype=np.int8), (num_reads, len(h)))
         betas = np.geomspace(*self.beta_range, self.num_sweeps)
         seed = int(rng.integers(1, 2**31))
@@ -81,7 +81,7 @@ def _fill(values: Floats, limits: Range) -> float:
 
 
 def _distinct(bits: Bits) -> tuple[Ints, Ints]:
-    """Where each distinct row occurs first, and how often it occurs."""
-    rows = np.packbits(bits, axis=1)
-    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    """The index at which each distinct sample occurs first, and how often it occurs."""
+    samples = np.packbits(bits, axis=1)
+    _, first, counts = np.unique(samples, axis=0, return_index=True, return_counts=True)
     return first, counts

@@ -1,4 +1,4 @@
-"""The REST resources of the solver API, as the client asks for them."""
+"""The REST resources of the solver API that D-Wave's client requests."""
 
 import json
 import random
@@ -14,12 +14,12 @@ from spingrad.testing.sapi.service import Job, Service
 
 
 class NotFoundError(LookupError):
-    """Turned into a 404."""
+    """Becomes a 404."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """A request, as far as the API looks at it."""
+class HTTPRequest:
+    """The parts of an HTTP request that the API needs."""
 
     method: str
     path: tuple[str, ...]
@@ -29,7 +29,7 @@ class Call:
 
     @property
     def stage(self) -> str:
-        """The part of a job's life that the request belongs to."""
+        """The stage of a job that the request belongs to."""
         match self.path, self.method:
             case ("solvers", *_), _:
                 return "solvers"
@@ -45,7 +45,7 @@ class Call:
 
     @property
     def subject(self) -> str:
-        """The label or the id that the call is about, if it is about one."""
+        """The label or the id that the request names, if any."""
         if self.stage == "submit":
             with suppress(AttributeError, TypeError, ValueError, zlib.error):
                 problems = self.json()
@@ -55,7 +55,7 @@ class Call:
 
     @property
     def media(self) -> str:
-        """The media type that the client accepts in reply."""
+        """The media type that the client accepts in the reply."""
         match self.path:
             case ("solvers", _):
                 name = "solver-definition-list"
@@ -91,40 +91,40 @@ def failure(code: int, message: str) -> Reply:
 
 
 class Api:
-    """Turns a call into a reply; knows nothing of sockets.
+    """Answers requests, independently of sockets.
 
     Args:
-        service: Does the work.
-        token: The only token that is let in.
+        service: The service behind the API.
+        token: The only token that is accepted.
     """
 
     def __init__(self, service: Service, token: str) -> None:
         self.service = service
         self.token = token
 
-    def respond(self, call: Call) -> Reply:
-        if call.headers.get("X-Auth-Token") != self.token:
+    def respond(self, request: HTTPRequest) -> Reply:
+        if request.headers.get("X-Auth-Token") != self.token:
             return failure(401, "Invalid token or access denied")
         try:
-            return Reply(self._body(call), call.media)
+            return Reply(self._body(request), request.media)
         except NotFoundError as error:
             return failure(404, str(error))
         except (AttributeError, KeyError, TypeError, ValueError, zlib.error) as error:
             return failure(400, f"bad request: {error!r}")
 
-    def _body(self, call: Call) -> bytes:
-        match call.method, call.path:
+    def _body(self, request: HTTPRequest) -> bytes:
+        match request.method, request.path:
             case "GET", ("solvers", "remote", *name):
-                return self._solvers(name, call.query.get("filter", "all"))
+                return self._solvers(name, request.query.get("filter", "all"))
             case "GET", ("problems", job_id, *part):
-                self.service.wait([job_id], float(call.query.get("timeout", 0)))
+                self.service.wait([job_id], float(request.query.get("timeout", 0)))
                 return self._part(_known(self.service.job(job_id)), part)
             case "GET", ("problems",):
-                return _encode([job.to_dict() for job in self._jobs(call.query)])
+                return _encode([job.to_dict() for job in self._jobs(request.query)])
             case "POST", ("problems",):
-                return self._submit(call.json())
+                return self._submit(request.json())
             case "DELETE", ("problems",):
-                return _encode([self._cancel(job_id) for job_id in call.json()])
+                return _encode([self._cancel(job_id) for job_id in request.json()])
             case "DELETE", ("problems", job_id):
                 return _encode(_known(self.service.cancel(job_id)).to_dict())
         raise NotFoundError("no such resource")
@@ -163,7 +163,7 @@ class Api:
         raise NotFoundError("no such part of a problem")
 
     def _with_answer(self, job: Job, envelope: dict[str, Any]) -> bytes:
-        """The envelope with the job's answer, if there is one; a fault in transit may damage it."""
+        """The envelope and the job's answer, if it has one; a fault in transit may damage the answer."""
         if job.answer is None:
             return _encode(envelope)
         fault = self.service.faults.take("transit")

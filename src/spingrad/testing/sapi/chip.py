@@ -1,4 +1,4 @@
-"""The chip behind the service: a Pegasus or Zephyr lattice, some of whose qubits are broken."""
+"""The chip of the emulator: a Pegasus or Zephyr lattice with some broken qubits."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ LATTICES = {"pegasus": mocks.qpu_pegasus_solver_data, "zephyr": mocks.qpu_zephyr
 NAMES = {"pegasus": "Advantage_emulated", "zephyr": "Advantage2_emulated"}
 FULL_SIZE = {"pegasus": 16, "zephyr": 12}
 
-# The annealer reads num_reads, answer_mode and auto_scale; of the others those that cost time are
-# charged, and none changes the samples.
+# The annealer uses num_reads, answer_mode and auto_scale. The others do not change the samples; those that
+# cost time are charged.
 PARAMETERS = (
     "anneal_offsets",
     "anneal_schedule",
@@ -50,7 +50,7 @@ PARAMETERS = (
 
 @dataclass(frozen=True, eq=False)
 class Chip:
-    """A solver definition as the service publishes it, and what follows from it.
+    """A solver definition as the service publishes it, and values derived from it.
 
     Args:
         definition: Identity, status, properties and load of one QPU.
@@ -72,7 +72,7 @@ class Chip:
 
     @cached_property
     def endpoints(self) -> Ints:  # (c, 2)
-        """The two qubits of every coupler, as places in the list of qubits."""
+        """The two qubits of every coupler, as indices into ``qubits``."""
         couplers = np.array(self.properties["couplers"], dtype=np.int64).reshape(-1, 2)
         return np.searchsorted(self.qubits, couplers)
 
@@ -94,16 +94,16 @@ class Chip:
         return groups.reshape(-1, 2), self.properties["per_group_coupling_range"]
 
     def view(self, fields: str) -> bytes:
-        """The definition as JSON, reduced by the client's filter: ``all,-status`` or ``none,+status``."""
+        """The definition as JSON, with the fields of the client's filter, such as ``none,+status``."""
         return _view(self, fields)
 
     def access_time(self, num_qubits: int, params: dict[str, Any]) -> float:
-        """Microseconds of QPU time, by D-Wave's own model."""
+        """Microseconds of QPU time, by D-Wave's timing model."""
         return float(self._timing_model.estimate_qpu_access_time(max(num_qubits, 1), **params))
 
     @cached_property
     def _timing_model(self) -> Any:
-        few = {**self.properties, "qubits": [0], "couplers": []}  # the model needs no graph
+        few = {**self.properties, "qubits": [0], "couplers": []}  # the model does not need the graph
         return StructuredSolver(None, {**self.definition, "properties": few})
 
 
@@ -115,9 +115,9 @@ def _view(chip: Chip, fields: str) -> bytes:
 
 
 def working_chip(topology: str, size: int | None, broken: float, seed: int) -> Chip:
-    """A chip of the given family without a random fraction ``broken`` of its qubits."""
+    """A chip of the given family in which a random fraction ``broken`` of the qubits is missing."""
     if topology not in LATTICES:
-        raise ValueError(f"topology is one of {', '.join(LATTICES)}, got {topology!r}")
+        raise ValueError(f"topology must be one of {', '.join(LATTICES)}, got {topology!r}")
     lattice, shape, num_qubits = _lattice(topology, FULL_SIZE[topology] if size is None else size)
     nodes = sorted({qubit for coupler in lattice for qubit in coupler})
     dead = set(random.Random(seed).sample(nodes, round(broken * len(nodes))))
@@ -146,7 +146,7 @@ def working_chip(topology: str, size: int | None, broken: float, seed: int) -> C
 
 @cache
 def _lattice(topology: str, size: int) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], int]:
-    """Couplers, shape and number of qubits of a perfect chip."""
+    """Couplers, shape and number of qubits of a chip without defects."""
     properties = LATTICES[topology](size)["properties"]
     couplers = tuple((u, v) for u, v in properties["couplers"])
     return couplers, tuple(properties["topology"]["shape"]), properties["num_qubits"]

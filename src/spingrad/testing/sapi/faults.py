@@ -1,4 +1,4 @@
-"""Faults on demand: what goes wrong, at which stage, how often."""
+"""Faults on demand: which kind, at which stage, how often."""
 
 import random
 import threading
@@ -14,16 +14,16 @@ from spingrad.testing.sapi.wire import from_base64, to_base64
 TRANSPORT = {
     "status": "an HTTP error `code`, with `headers` and `message`",
     "redirect": "307 to the same path at `to`",
-    "reset": "the connection is reset, nothing is done",
-    "reset_after": "the work is done, the connection is reset instead of a reply",
-    "slow": "the work is done and the reply sent after `seconds`",
-    "garbage": "a proxy's page of HTML as the right media type, nothing is done",
-    "media": "a reply of the wrong media type, nothing is done",
-    "empty": "an empty list, nothing is done",
-    "truncate": "the work is done, the reply is cut in half",
+    "reset": "the connection is reset; the request is not processed",
+    "reset_after": "the request is processed, but the connection is reset instead of a reply",
+    "slow": "the request is processed and the reply sent after `seconds`",
+    "garbage": "HTML of a proxy under the right media type; the request is not processed",
+    "media": "a reply of the wrong media type; the request is not processed",
+    "empty": "an empty list; the request is not processed",
+    "truncate": "the request is processed, but the reply is cut in half",
 }
 ANSWER = {
-    "bad_b64": "solutions that are no base64",
+    "bad_b64": "solutions that are not base64",
     "short": "the last byte of the solutions is missing",
     "flip": "bits of the solutions flipped",
     "nan": "energies that are NaN",
@@ -33,7 +33,7 @@ ANSWER = {
 }
 STAGES: dict[str, Mapping[str, str]] = {
     "solvers": TRANSPORT,
-    "submit": {**TRANSPORT, "late": "the connection is reset, the job accepted `seconds` later"},
+    "submit": {**TRANSPORT, "late": "the connection is reset, and the job is accepted `seconds` later"},
     "poll": TRANSPORT,
     "load": TRANSPORT,
     "list": TRANSPORT,
@@ -52,7 +52,7 @@ ARRAYS = ("solutions", "energies", "active_variables", "num_occurrences")
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault at one stage, and its details."""
+    """A kind of fault at a stage, with its details."""
 
     stage: str
     kind: str
@@ -66,13 +66,13 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
-            raise ValueError(f"a stage is one of {', '.join(STAGES)}, got {self.stage!r}")
+            raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {self.stage!r}")
         if self.kind not in STAGES[self.stage]:
             kinds = ", ".join(STAGES[self.stage])
-            raise ValueError(f"a fault of stage {self.stage} is one of {kinds}, got {self.kind!r}")
+            raise ValueError(f"a fault of stage {self.stage} must be one of {kinds}, got {self.kind!r}")
 
     def damaged(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the answer with this fault in it."""
+        """A copy of the answer with this fault."""
         if self.kind == "missing":
             return {name: value for name, value in answer.items() if name != self.key}
         rng = random.Random(self.seed)
@@ -98,7 +98,7 @@ class Fault:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """The data with one to three of its bytes changed."""
+    """A copy of the data with one to three bytes changed."""
     changed = bytearray(data)
     for place in rng.sample(range(len(data)), min(rng.randint(1, 3), len(data))):
         changed[place] ^= rng.randint(1, 255)
@@ -106,7 +106,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 class Faults:
-    """The faults still to come, and a count of those that have struck."""
+    """The faults that are still to come, and a count of those that have occurred."""
 
     def __init__(self, seed: int) -> None:
         self.fired: Counter[tuple[str, str]] = Counter()
@@ -119,10 +119,10 @@ class Faults:
             self._plans.append(_Plan(fault, times, probability, random.Random(self._rng.random())))
 
     def take(self, stage: str) -> Fault | None:
-        """The fault that strikes this stage now, if any."""
+        """The fault that occurs at this stage now, if any."""
         with self._lock:
             for plan in self._plans:
-                if plan.fault.stage == stage and plan.strikes():
+                if plan.fault.stage == stage and plan.occurs():
                     self.fired[stage, plan.fault.kind] += 1
                     return replace(plan.fault, seed=plan.rng.getrandbits(32))
         return None
@@ -133,9 +133,9 @@ class _Plan:
     fault: Fault
     times: float
     probability: float
-    rng: random.Random  # its own, so that other stages do not disturb its course
+    rng: random.Random  # its own, so that faults at other stages do not change it
 
-    def strikes(self) -> bool:
+    def occurs(self) -> bool:
         if self.times < 1 or self.rng.random() >= self.probability:
             return False
         self.times -= 1

@@ -1,4 +1,4 @@
-"""HTTP on the loopback interface, with a network that can fail."""
+"""The HTTP server of the emulator, with injected network faults."""
 
 import socket
 import struct
@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from spingrad.testing.sapi.api import Api, Call, Reply, failure
+from spingrad.testing.sapi.api import Api, HTTPRequest, Reply, failure
 from spingrad.testing.sapi.faults import Fault
 
 
 class Request(NamedTuple):
-    """A line of the server's log; the subject is the label or the id that the request is about."""
+    """An entry of the server's log; the subject is the label or the id that the request names."""
 
     time: float
     method: str
@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the API on 127.0.0.1 and leaves neither threads nor sockets behind."""
+    """Serves the API on 127.0.0.1; closing it ends all its threads and sockets."""
 
     daemon_threads = False  # so that server_close waits for them
 
@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
         self.shutdown()
         self._thread.join()
         for connection in list(self._connections):
-            with suppress(OSError):  # the client may have been faster
+            with suppress(OSError):  # the client may have closed it already
                 connection.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
@@ -62,12 +62,12 @@ class Server(ThreadingHTTPServer):
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that hangs up is no error here
+        if not isinstance(sys.exception(), OSError):  # a client may close its connection at any time
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection's requests, each with the fault that awaits it."""
+    """Answers the requests of one connection, with the faults that are injected into them."""
 
     protocol_version = "HTTP/1.1"  # the client keeps its connections open
     disable_nagle_algorithm = True
@@ -83,23 +83,25 @@ class Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Stay silent: the log is ``server.requests``."""
+        """Print nothing; the log is ``server.requests``."""
 
     def _serve(self) -> None:
-        call = self._call()
-        fault = self.server.api.service.faults.take(call.stage)
+        request = self._request()
+        fault = self.server.api.service.faults.take(request.stage)
         kind = fault.kind if fault else None
-        self.server.requests.append(Request(time.time(), call.method, call.stage, kind, call.subject))
+        self.server.requests.append(
+            Request(time.time(), request.method, request.stage, kind, request.subject)
+        )
         if fault is None:
-            self._send(self.server.api.respond(call))
+            self._send(self.server.api.respond(request))
         else:
-            self._fail(call, fault)
+            self._fail(request, fault)
 
-    def _call(self) -> Call:
+    def _request(self) -> HTTPRequest:
         url = urlsplit(self.path)
         body = self._body()
         path = tuple(part for part in url.path.split("/") if part)
-        return Call(self.command, path, dict(parse_qsl(url.query)), self.headers, body)
+        return HTTPRequest(self.command, path, dict(parse_qsl(url.query)), self.headers, body)
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -112,8 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             pass  # trailers
         return body
 
-    def _fail(self, call: Call, fault: Fault) -> None:
-        """Answer a call as the fault's kind says, see ``faults.TRANSPORT``."""
+    def _fail(self, request: HTTPRequest, fault: Fault) -> None:
+        """Answer a request as the kind of fault demands, see ``faults.TRANSPORT``."""
         api = self.server.api
         match fault.kind:
             case "status":
@@ -123,23 +125,23 @@ class Handler(BaseHTTPRequestHandler):
             case "reset":
                 self._reset()
             case "reset_after":
-                api.respond(call)
+                api.respond(request)
                 self._reset()
             case "late":
                 self._reset()
                 self._sleep(fault.seconds)
-                api.respond(call)
+                api.respond(request)
             case "slow":
                 self._sleep(fault.seconds)
-                self._send(api.respond(call))
+                self._send(api.respond(request))
             case "garbage":
-                self._send(Reply(b"<html>proxy error", call.media))
+                self._send(Reply(b"<html>proxy error", request.media))
             case "media":
                 self._send(Reply(b"[]"))
             case "empty":
-                self._send(Reply(b"[]", call.media))
+                self._send(Reply(b"[]", request.media))
             case "truncate":
-                self._send(api.respond(call), share=0.5)
+                self._send(api.respond(request), share=0.5)
 
     def _send(self, reply: Reply, share: float = 1.0) -> None:
         """Write a reply; with a ``share`` below 1 the body ends early."""
@@ -157,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.api.service.closing.wait(seconds)
 
     def _reset(self) -> None:
-        """Close the connection with an RST rather than a farewell."""
+        """Close the connection with an RST, without the regular handshake."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.rfile.close()
         self.connection.close()

@@ -1,4 +1,4 @@
-"""The service: accepts problems, runs them one at a time, and keeps the books."""
+"""The emulated service: accepts problems, runs them one at a time, and records what it charges."""
 
 import hashlib
 import threading
@@ -23,7 +23,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED")
 
 @dataclass(frozen=True)
 class Charge:
-    """A line of the ledger; failed and cancelled jobs cost nothing."""
+    """An entry of the ledger; failed and cancelled jobs cost nothing."""
 
     id: str
     label: str | None
@@ -57,7 +57,7 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """Names the problem: equal biases on equal qubits, equal digest."""
+        """A name of the problem; equal biases on equal qubits have equal digests."""
         data = self.body["data"]
         return hashlib.sha256(f"{self.body['type']} {data['lin']} {data['quad']}".encode()).hexdigest()
 
@@ -67,7 +67,7 @@ class Job:
         return Charge(self.id, self.label, self.cost_us, self.status, self.digest, num_reads)
 
     def to_dict(self) -> dict[str, Any]:
-        """The job's status as the client reads it."""
+        """The job's status in the format of the API."""
         status = {
             "id": self.id,
             "type": self.body["type"],
@@ -85,11 +85,11 @@ class Service:
     """Jobs on one QPU, and a ledger of what they cost.
 
     Args:
-        annealer: Answers the problems.
-        faults: Strike at the stages ``batch``, ``run`` and ``answer``.
-        seed: With a problem's digest and label it fixes the samples, whatever the order of the jobs.
-        queue_seconds: Time between acceptance and start of a job.
-        quota_us: Microseconds of QPU time that may be charged in all.
+        annealer: Solves the problems.
+        faults: The faults to inject at the stages ``batch``, ``run`` and ``answer``.
+        seed: Determines the samples together with a problem's digest and label, for any order of the jobs.
+        queue_seconds: Seconds between acceptance and start of a job.
+        quota_us: Microseconds of QPU time that may be charged in total.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Service:
         self._qpu = ThreadPoolExecutor(1, "emulated-qpu")  # a chip runs one job at a time
 
     def release(self) -> None:
-        """Let go of everyone who waits for a job: the service is about to close."""
+        """End all waiting for jobs, because the service is about to close."""
         self.closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -112,13 +112,13 @@ class Service:
         self._qpu.shutdown(cancel_futures=True)
 
     def submit(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Accept and charge one problem, or say why not."""
+        """Accept and charge one problem; the status of its job, or an error."""
         if fault := self.faults.take("batch"):
             return {"error_code": fault.code, "error_msg": fault.message}
         try:
             problem, cost_us = admit(body, self.annealer)
             job = Job(body, problem, cost_us)
-            with self._changed:  # one lock around check and charge, or threads could overspend
+            with self._changed:  # check and charge under one lock, or two threads could exceed the quota
                 if self._charged_us() + cost_us > self.quota_us:
                     raise ValueError("Insufficient remaining solver access time in project")
                 self._jobs[job.id] = job
@@ -134,7 +134,7 @@ class Service:
         return self._jobs.get(job_id)
 
     def wait(self, ids: Iterable[str], timeout: float) -> list[Job]:
-        """The known jobs among ``ids``, as soon as one of them is final or time is up."""
+        """The known jobs among ``ids``, as soon as one of them has ended or the time is over."""
         jobs = [self._jobs[job_id] for job_id in ids if job_id in self._jobs]
 
         def some_final() -> bool:
@@ -145,7 +145,7 @@ class Service:
         return jobs
 
     def find(self, label: str | None, status: str | None, solver: str | None, limit: int) -> list[Job]:
-        """Jobs that match what is given, newest first."""
+        """Jobs that match the given values, newest first."""
         with self._changed:
             jobs = list(self._jobs.values())[::-1]
         return [
@@ -157,14 +157,14 @@ class Service:
         ][:limit]
 
     def cancel(self, job_id: str) -> Job | None:
-        """Withdraw a job that has not started; a running one goes on and is paid."""
+        """Cancel a job that has not started; a running job continues and is charged."""
         job = self.job(job_id)
         if job is not None:
             self._finish(job, "CANCELLED", only_from="PENDING")
         return job
 
     def fail_running(self) -> None:
-        """What the operators do with jobs that hang."""
+        """End running jobs, as the operators do with jobs that hang."""
         for job in list(self._jobs.values()):
             self._finish(job, "FAILED", error_message="the job was ended by the operators")
 
@@ -197,7 +197,7 @@ class Service:
         rng = np.random.default_rng(int.from_bytes(key))
         try:
             answer = self.annealer.answer(job.problem, job.params, rng)
-        except Exception as error:  # a client that waits for ever would hide the reason
+        except Exception as error:  # otherwise the client would wait for ever, and the reason would be lost
             self._finish(job, "FAILED", error_message=repr(error))
             return
         answer["timing"] = timing(job, self.annealer.chip.properties["problem_timing_data"])
@@ -213,12 +213,12 @@ class Service:
             job.solved = datetime.now(UTC)
             if status != "COMPLETED":
                 job.cost_us = 0.0
-            job.status = status  # last: readers take no lock, and a final job has its answer
+            job.status = status  # last, since readers take no lock and expect a final job to have its answer
             self._changed.notify_all()
 
 
 def timing(job: Job, model: dict[str, Any]) -> dict[str, float]:
-    """The charged time, taken apart as SAPI reports it."""
+    """The charged time and its parts, as SAPI reports them."""
     params = job.params
     thermalization = params.get("programming_thermalization", model["default_programming_thermalization"])
     programming = model["typical_programming_time"] + thermalization

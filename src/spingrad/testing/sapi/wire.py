@@ -1,4 +1,4 @@
-"""D-Wave's ``qp`` format: problems and answers as base64 of little-endian arrays."""
+"""D-Wave's ``qp`` format: problems and answers as little-endian arrays in base64."""
 
 import base64
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ VARTYPES = {"ising": dimod.SPIN, "qubo": dimod.BINARY}
 
 @dataclass(frozen=True)
 class Problem:
-    """An Ising or QUBO problem on the qubits that it uses.
+    """An Ising or QUBO problem on some qubits of a chip.
 
     Args:
         type: ``"ising"`` or ``"qubo"``.
-        qubits: Names of the active qubits, shape ``(n,)``.
-        linear: Bias of each, shape ``(n,)``.
-        couplers: Couplers between active qubits, as places in the chip's list, shape ``(m,)``.
-        pairs: Their two ends, as places in ``qubits``, shape ``(m, 2)``.
+        qubits: Numbers of the used qubits, shape ``(n,)``.
+        linear: Bias of each used qubit, shape ``(n,)``.
+        couplers: Couplers between used qubits, as indices into the chip's list, shape ``(m,)``.
+        pairs: The two qubits of each coupler, as indices into ``qubits``, shape ``(m, 2)``.
         quadratic: Bias of each coupler, shape ``(m,)``.
     """
 
@@ -51,7 +51,7 @@ class Problem:
         return np.asarray(self.bqm.energies((values, range(len(self.linear)))), dtype=np.float64)
 
     def to_ising(self) -> tuple[Floats, Floats]:
-        """Biases and couplings in terms of spins, up to a constant: a bit is ``(1 + spin) / 2``."""
+        """Biases and couplings of the spins, up to a constant; a bit is ``(1 + spin) / 2``."""
         if self.type == "ising":
             return self.linear, self.quadratic
         h = self.linear / 2
@@ -60,16 +60,16 @@ class Problem:
 
 
 def decode_problem(kind: str, data: dict[str, Any], chip: Chip) -> Problem:
-    """Read a problem: a bias per qubit, NaN where unused, and one per coupler between used qubits."""
+    """Decode a problem: one bias per qubit, NaN for unused ones, and one per coupler between used qubits."""
     if data["format"] != "qp":
-        raise ValueError(f"a QPU reads the format qp, got {data['format']!r}")
+        raise ValueError(f"expected the format qp, got {data['format']!r}")
     lin, quad = from_base64(data["lin"], "<f8"), from_base64(data["quad"], "<f8")
     if len(lin) != len(chip.qubits):
-        raise ValueError(f"lin holds {len(lin)} values, the chip has {len(chip.qubits)} qubits")
+        raise ValueError(f"expected {len(chip.qubits)} values in lin, one per qubit, got {len(lin)}")
     active = ~np.isnan(lin)
     couplers = np.flatnonzero(active[chip.endpoints[:, 0]] & active[chip.endpoints[:, 1]])
     if len(quad) != len(couplers):
-        raise ValueError(f"quad holds {len(quad)} values, {len(couplers)} couplers are between used qubits")
+        raise ValueError(f"expected {len(couplers)} values in quad, one per used coupler, got {len(quad)}")
     if not (np.isfinite(lin[active]).all() and np.isfinite(quad).all()):
         raise ValueError("biases must be finite")
     places = np.cumsum(active) - 1
@@ -79,7 +79,7 @@ def decode_problem(kind: str, data: dict[str, Any], chip: Chip) -> Problem:
 def encode_answer(
     problem: Problem, bits: Bits, energies: Floats, occurrences: Ints | None, num_variables: int
 ) -> dict[str, Any]:
-    """Write samples of a problem, one row of ``bits`` each; raw answers carry no occurrences."""
+    """Encode samples of a problem, ``bits`` of shape ``(samples, n)``; raw answers have no occurrences."""
     answer = {
         "format": "qp",
         "num_variables": num_variables,
