@@ -1,7 +1,25 @@
+import importlib.util
 import os
 
 import pytest
 import torch
+
+NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py"]
+
+collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
+
+
+def pytest_runtest_setup(item):
+    """Skip a test marked ``needs("module", …)`` where one of the modules is not installed."""
+    for marker in item.iter_markers("needs"):
+        for module in marker.args:
+            if importlib.util.find_spec(module) is None:
+                pytest.skip(f"needs {module}")
+
+
+def pytest_report_header():
+    """Which files are left out for want of an extra."""
+    return f"without the extra qpu, left out: {', '.join(collect_ignore)}" if collect_ignore else None
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ def test_importing_spingrad_imports_no_annealer():
 # Gurobi
 
 
+@pytest.mark.slow
 @needs_gurobi
 def test_gurobi_proves_the_optimum_of_the_exact_solver():
     for seed, (r, n, rank) in enumerate([(3, 1, None), (20, 10, 4), (10, 25, None), (40, 25, None)]):

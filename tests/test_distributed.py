@@ -7,10 +7,9 @@ from torch import nn
 from workers import run_workers
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
-from spingrad.distributed import Checkpoint, DistributedQPSBGD, Wire, data_parallel
+from spingrad.distributed import Checkpoint, DistributedQPSBGD, data_parallel
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
 from spingrad.solvers import BlockDescentSolver, Solution
-from spingrad_lab.bench import elastic, vote_accuracy
 
 
 def digits(count):
@@ -295,26 +294,6 @@ def load_as_something_else(rank, size, folder):
         return {"error": str(error)}
 
 
-SETTINGS = {"lr": 1e-2, "momentum": 0.9, "target_rms": 2}
-
-
-def vote_in_processes(rank, size):
-    model = vote_accuracy.network(3, (48, 100, 60, 10))
-    vote_accuracy.train(model, Wire(), "vote", SETTINGS, digits(90), 30, 2, seed=3)
-    return weights(model)
-
-
-def test_the_threads_of_the_benchmark_end_with_the_bits_of_real_processes(tmp_path):
-    processes = run_workers(vote_in_processes, 3, tmp_path)
-    models = [vote_accuracy.network(3, (48, 100, 60, 10)) for _ in range(3)]
-
-    def work(wire):
-        vote_accuracy.train(models[wire.rank], wire, "vote", SETTINGS, digits(90), 30, 2, seed=3)
-
-    vote_accuracy.in_threads(3, work)
-    assert same([weights(model) for model in models] + processes)
-
-
 def test_without_a_process_group_the_error_says_how_to_start_one():
     with pytest.raises(RuntimeError, match="torchrun"):
         DistributedQPSBGD(binary_parameters(mlp()))
@@ -342,21 +321,3 @@ def test_a_vote_sends_two_bits_for_a_weight_and_gather_the_rows(tmp_path):
     rows = 15 * 4 * (48 + 100 + 100 + 60 + 60 + 10)
     for told in run_workers(count_bytes, 4, tmp_path, "gather"):
         assert 3 * (rows + count / 8 / 4) <= told["bytes"] <= 3 * (rows + count / 8)
-
-
-def undisturbed(rank, size, folder):
-    elastic.work(folder, -1, 0, 0.0)
-
-
-def test_a_killed_worker_is_started_again_and_the_weights_are_those_of_an_undisturbed_run(
-    tmp_path, data_folder
-):
-    (tmp_path / "whole").mkdir()
-    run_workers(undisturbed, 2, tmp_path, tmp_path / "whole")
-    elastic.launch(tmp_path / "killed", 7, 1, 0.0, workers=2)
-    assert (tmp_path / "killed" / "killed").exists()
-    starts = (tmp_path / "killed" / "starts.txt").read_text().splitlines()
-    assert sorted(starts[2:]) == ["0 5", "1 5"]
-    states = elastic.weights(tmp_path / "whole") + elastic.weights(tmp_path / "killed")
-    assert len(states) == 4
-    assert same(states)

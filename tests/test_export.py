@@ -7,7 +7,7 @@ from spingrad import BinaryConv2d, BinaryLinear, Gain, Sign
 from spingrad.export import PackedModel, pack, verify
 from spingrad.export.stages import Linear, Rescale, Threshold, bits_of_spins, spins_of_bits
 
-BACKENDS = ["numba", "numpy"]
+BACKENDS = [pytest.param("numba", marks=pytest.mark.needs("numba")), "numpy"]
 
 
 def batch_norm(size, kind=nn.BatchNorm1d):

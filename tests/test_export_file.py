@@ -168,6 +168,7 @@ def memory_folder(tmp_path):
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_memory(memory_folder):
     path = memory_folder / "net.safetensors"
     path.write_bytes(small_files()[0])

@@ -68,6 +68,7 @@ def test_it_fits_a_microcontroller(trained):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.needs("spingrad_lab")
 def test_the_example_runs_from_training_to_a_compiled_program(data_folder, tmp_path, monkeypatch, capsys):
     example = Path(__file__).parents[1] / "examples" / "to_microcontroller.py"
     arguments = ["--epochs", "1", "--images", "3000", "--out", str(tmp_path / "digits")]

@@ -212,6 +212,7 @@ def test_leaving_the_context_closes_the_journal(solver):
         solver.solve(random_problem(6, 4, 2, 1), seed=1)
 
 
+@pytest.mark.slow
 def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
     problem = random_problem(30, 40, 3, 0)
     solver.block_size = 10
@@ -244,6 +245,7 @@ def test_momentum_and_double_precision_reach_the_chip(solver):
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
 
 
+@pytest.mark.slow
 def test_a_model_is_charged_what_its_plan_says(solver):
     torch.manual_seed(0)
     model = torch.nn.Sequential(

@@ -191,6 +191,7 @@ def test_a_journal_without_answers_or_a_missing_one_is_an_error(tmp_path):
         main(["qpu", "inspect", str(tmp_path / "none.journal")])
 
 
+@pytest.mark.slow
 def test_the_emulator_prints_what_a_shell_needs_and_serves(monkeypatch):
     code = "from spingrad.cli import main; main()"
     command = [sys.executable, "-c", code, "qpu", "emulate", "--size", "3", "--topology", "zephyr"]
@@ -230,6 +231,7 @@ def number(name, printed):
     return float(re.search(rf"{name} +([\d.]+)", printed)[1])
 
 
+@pytest.mark.slow
 def test_the_example_trains_through_the_emulator_and_replays(data_folder, example, tmp_path):
     short = ["--epochs", 2, "--journal", tmp_path / "run.journal"]
     printed = example("qpu.py", *short, "--size", 6)

@@ -13,6 +13,8 @@ ray = pytest.importorskip("ray")
 
 from spingrad.distributed.ray import RaySolver, connect  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():

@@ -26,6 +26,7 @@ def cluster():
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_an_experiment_on_ray_resumes_and_equals_one_on_this_machine(tmp_path):
     experiment = Squares()
     experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=2))

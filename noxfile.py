@@ -1,0 +1,85 @@
+"""The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
+
+``lint``, ``tests`` and ``lab`` run in the environment that nox is installed in; ``plain`` and ``minimum``
+make their own.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+
+TORCH = "torch==2.13.0"
+REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
+NO_EXTRAS = ("-e", ".", "pytest", "hypothesis")
+LIST_CUDA = (
+    "import importlib.metadata as m; print(*{d.name for d in m.distributions() if d.name[:6] == 'nvidia'})"
+)
+
+
+@nox.session(python=False)
+def lint(session: nox.Session) -> None:
+    """Format, lint, types and the import contract."""
+    _run(session, "ruff", "format", "--check", ".")
+    _run(session, "ruff", "check", ".")
+    _run(session, "mypy")
+    session.run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache")
+
+
+@nox.session(python=False)
+def tests(session: nox.Session) -> None:
+    """The library's tests, slow ones too; arguments after ``--`` go to pytest in place of the coverage."""
+    _run(session, "pytest", "-m", "", *(session.posargs or ["--cov", "--durations=15"]))
+
+
+@nox.session(python=False)
+def lab(session: nox.Session) -> None:
+    """The lab's tests, slow ones too."""
+    with session.chdir("lab"):
+        _run(session, "pytest", "-m", "", *(session.posargs or ["--durations=15"]))
+
+
+@nox.session
+def plain(session: nox.Session) -> None:
+    """The library with its requirements and no extra: the tests pass, or are skipped where they need one."""
+    session.install(TORCH)  # first and pinned: a build without CUDA packages where there is one
+    session.install(*NO_EXTRAS)
+    refuse_cuda(session)
+    session.run("python", "-c", _first_example("README.md"), silent=True)
+    session.run("spingrad", "--help", silent=True)
+    _test_without_extras(session)
+
+
+@nox.session(python="3.11", default=False)
+def minimum(session: nox.Session) -> None:
+    """The oldest requirements that pyproject.toml allows. By hand: older torch brings CUDA packages."""
+    session.install(*NO_EXTRAS, *(requirement.replace(">=", "==") for requirement in REQUIREMENTS))
+    _test_without_extras(session)
+
+
+def refuse_cuda(session: nox.Session) -> None:
+    """Stop if CUDA packages were installed, unless ``SPINGRAD_ALLOW_CUDA`` is set."""
+    found = session.run("python", "-c", LIST_CUDA, silent=True)
+    if found.strip() and not os.environ.get("SPINGRAD_ALLOW_CUDA"):
+        session.error(f"CUDA packages were installed: {found}")
+
+
+def _run(session: nox.Session, module: str, *arguments: str) -> None:
+    session.run(sys.executable, "-m", module, *arguments)
+
+
+def _test_without_extras(session: nox.Session) -> None:
+    # No doctests of qpu, nor of modules that cannot be imported without an extra. The exact solver keeps its
+    # contract without numba too, which takes minutes; its other tests run.
+    exact = "tests/test_solvers.py::test_every_solver_keeps_the_contract[exact]"
+    options = ["--doctest-ignore-import-errors", "--ignore=src/spingrad/qpu", f"--deselect={exact}"]
+    session.run("pytest", *options, *session.posargs)
+
+
+def _first_example(page: str) -> str:
+    return re.findall(r"```python\n(.*?)```", Path(page).read_text(), re.DOTALL)[0]
