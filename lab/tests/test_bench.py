@@ -2,12 +2,13 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 
 from spingrad._timing import in_turns, threads
-from spingrad_lab.bench.growth import exponent
 from spingrad_lab.bench.memory import measure
+from spingrad_lab.bench.timing import exponent, larger_half
 from spingrad_lab.cli import main
 
 
@@ -51,6 +52,10 @@ def test_threads_are_given_back():
 
 
 def test_exponents_and_peaks():
-    assert exponent({size: 3e-6 * size for size in (256, 512, 1024, 2048)}) == pytest.approx(1)
+    sizes = (256, 512, 1024, 2048)
+    assert exponent(pd.Series([3e-6 * size for size in sizes], sizes)) == pytest.approx(1)
+    sizes = (1, 2, 2**20, 2**21)
+    points = pd.Series([1e-3 + 1e-12 * size**2 for size in sizes], sizes)
+    assert exponent(larger_half(points)) == pytest.approx(2, abs=0.01)
     found = measure("linear, 512 × 512, B = 64", "QP-SBGD")
     assert found["peak"] >= found["imported"] > 10**7

@@ -1,5 +1,6 @@
 """Every experiment by its name on the command line."""
 
+from spingrad_lab.bench import runtime
 from spingrad_lab.beyond import annealers, bits, images, regimes, step
 from spingrad_lab.paper import (
     direction,
@@ -7,7 +8,6 @@ from spingrad_lab.paper import (
     graphs,
     qubo_evolution,
     rosenbrock,
-    runtime,
     sampling,
     small,
     spectral_gap,

@@ -32,8 +32,8 @@ from spingrad.export.qonnx import to_qonnx
 from spingrad.export.report import example, measure, to_json
 from spingrad.export.stages import Rescale
 from spingrad_lab.data import line_features, mnist
-from spingrad_lab.paper.small import pair_points
 from spingrad_lab.report.sections import Table
+from spingrad_lab.tasks.small import pair_points
 
 SCALE = 1 / 128  # a power of two: torch's sums of pixels are exact, ties included
 

@@ -2,10 +2,11 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -14,11 +15,11 @@ from spingrad._timing import in_turns, threads
 from spingrad.baselines import BinaryConnect, SignSGD
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench.timing import batch, network
-from spingrad_lab.beyond.images import FashionConvolutional, pixels
 from spingrad_lab.methods import ONE_BATCH
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.images import FashionConvolutional, pixels
 
 WIDE, CONVOLUTIONAL = "784-1024-1024-10", "convolutional, 1-16-32 channels"
 SIZES = (784, 1024, 1024, 10)
@@ -71,28 +72,24 @@ class Step(Experiment):
             for name, own in seconds.items()
         }
 
-    def show(self, lines: Sequence[Line]) -> Section:
+    def show(self, runs: pd.DataFrame) -> Section:
         tables = []
-        for name in dict.fromkeys(line.job["network"] for line in lines):
-            own = [line for line in lines if line.job["network"] == name]
-            counts = sorted({line.job["threads"] for line in own})
+        for name, own in groups(runs, "network"):
+            counts = groups(own.sort_values("threads"), "threads")
             header = ["method"]
-            for count in counts:
+            for count, _ in counts:
                 header += [f"{count} thread{'s' * (count > 1)}: ms", "× SignSGD", "runs"]
             rows = []
-            for method in [name for name in (*METHODS, *PRODUCTS) if name in own[0].metrics]:
-                cells = [method]
-                for count in counts:
-                    runs = [line.metrics[method] for line in own if line.job["threads"] == count]
-                    ratios = [run["ratio"] for run in runs]
-                    cells += [
-                        f"{statistics.median(run['ms'] for run in runs):.1f}",
-                        f"{statistics.median(ratios):.2f}",
-                        f"{min(ratios):.2f}–{max(ratios):.2f}",
-                    ]
-                rows.append(cells)
+            for method in [method for method in (*METHODS, *PRODUCTS) if method in where(own)]:
+                row = [method]
+                for _, timed in counts:
+                    found = pd.DataFrame(list(timed[method]))
+                    ratio = found["ratio"]
+                    row += [f"{found['ms'].median():.1f}", f"{ratio.median():.2f}"]
+                    row.append(f"{ratio.min():.2f}–{ratio.max():.2f}")
+                rows.append(row)
             tables.append(Table(header, rows, f"{name}, batches of {BATCH[name]}"))
-        return Section(list(_NOTES), tables, [Figure("ratios", _CAPTION, _figure(lines))])
+        return Section(list(_NOTES), tables, [Figure("ratios", _CAPTION, _figure(runs))])
 
 
 def _training(
@@ -148,14 +145,14 @@ def _finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _figure(lines: Sequence[Line]) -> str:
+def _figure(runs: pd.DataFrame) -> str:
     canvas, axes = figures.new(8.4, 3.2, columns=2)
     for panel, name in zip(axes[0], (WIDE, CONVOLUTIONAL), strict=True):
-        own = [line for line in lines if line.job["network"] == name]
-        methods = [method for method in METHODS if own]
+        own = where(runs, network=name)
+        methods = [method for method in METHODS if len(own)]
         for shift, (count, colour) in enumerate(((1, figures.VERMILION), (2, figures.BLUE))):
             for place, method in enumerate(methods):
-                ratios = [line.metrics[method]["ratio"] for line in own if line.job["threads"] == count]
+                ratios = [timed["ratio"] for timed in where(own, threads=count).get(method, ())]
                 panel.plot(
                     ratios, [place + 0.22 * shift - 0.11] * len(ratios), "o", color=colour, markersize=4.5,
                     label=f"{count} thread{'s' * (count > 1)}" if not place else None,

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from spingrad_lab.paper.layer_problems import POSINGS, TIE, UPDATES, Columns, Di
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Table, to_svg
 from spingrad_lab.report.statistics import Estimate, significant
-from spingrad_lab.runs import Line
 
 
 def qubo_matrix(problem: BinaryLeastSquares, unit: int) -> Tensor:  # (n, n)
@@ -66,12 +66,12 @@ class QuboEvolution(DigitExperiment):
             "diagonal alone; in the others ours leaves out rows without a gradient.",
         ]
 
-    def draw(self, line: Line) -> list[Figure]:
+    def draw(self, run: pd.Series) -> list[Figure]:
         from matplotlib.colors import SymLogNorm
 
-        shown = [update for update in UPDATES if str(update) in line.metrics]
+        shown = [update for update in UPDATES if str(update) in run]
         matrices = {
-            (name, update): _symmetric(line.metrics[str(update)][name]["upper"])
+            (name, update): _symmetric(run[str(update)][name]["upper"])
             for name, update in itertools.product(POSINGS, shown)
         }
         limit = max(float(np.abs(matrix).max()) for matrix in matrices.values())
