@@ -43,8 +43,8 @@ class Choice:
     """Names of the settings whose best value is the first or last of more than two that were tried."""
 
     def __str__(self) -> str:
-        marked = (f"{k} {v:g}{'†' if k in self.at_edge else ''}" for k, v in self.settings.items())
-        return ", ".join(marked) or "–"
+        values = {k: v if isinstance(v, str) else f"{v:g}" for k, v in self.settings.items()}
+        return ", ".join(f"{k} {v}{'†' if k in self.at_edge else ''}" for k, v in values.items()) or "–"
 
 
 def best_trial(trials: pd.DataFrame, score: Score = ACCURACY) -> Choice:
@@ -61,8 +61,8 @@ def best_trial(trials: pd.DataFrame, score: Score = ACCURACY) -> Choice:
     means = {str(k): float(own.mean()) for k, own in trials[score.name].groupby(key, sort=False)}
     tried: dict[str, Settings] = {name: json.loads(name) for name in means}
     best = max(means, key=lambda name: (score.sign * means[name], -tried[name].get("lr", 0)))
-    values = {name: sorted({own[name] for own in tried.values()}) for name in tried[best]}
-    edges = (n for n, own in values.items() if len(own) > 2 and tried[best][n] in (own[0], own[-1]))
+    values = {name: {own[name] for own in tried.values()} for name in tried[best]}
+    edges = (n for n, own in values.items() if len(own) > 2 and tried[best][n] in (min(own), max(own)))
     worst = min(means.values(), key=lambda value: score.sign * value) if len(means) > 1 else None
     settings = next(own for own, name in zip(trials["settings"], key, strict=True) if name == best)
     return Choice(settings, means[best], worst, frozenset(edges))

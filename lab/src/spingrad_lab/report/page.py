@@ -108,8 +108,7 @@ def write_report(folder: Path) -> list[Path]:
 
 def _parts(folder: Path) -> list[Part]:
     """Every experiment with runs in a folder, then every benchmark with runs in its folder ``bench``."""
-    from spingrad_lab.bench import BENCHMARKS
-    from spingrad_lab.experiments import EXPERIMENTS
+    from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 
     return [
         Part(name, experiment, lines, below)
