@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spingrad import binary_parameters
+from spingrad import binary_parameters, real_parameters
 from spingrad.baselines import ProxQuant
-from spingrad.nn.linear import real_parameters
 from spingrad_lab.methods import METHODS, Method, Settings
 
 
