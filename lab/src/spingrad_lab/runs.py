@@ -1,4 +1,4 @@
-"""Runs of an experiment: each is computed once and kept as one JSON line, whatever stops the rest."""
+"""Runs of an experiment: each is computed once and kept as one JSON line, so that a stop loses little."""
 
 import json
 import multiprocessing
@@ -44,7 +44,7 @@ class Experiment(ABC):
     """One table or figure: which runs it takes, how one is computed, and how they are shown.
 
     ``plan`` asks the lab for runs, in stages if later ones depend on earlier ones; ``compute`` is one run,
-    in a process of its own with one thread; ``show`` draws from the frame of finished runs alone (see
+    in a process of its own with one thread; ``show`` draws only from the frame of finished runs (see
     :func:`to_frame`).
     """
 
@@ -200,7 +200,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def append_line(path: Path, line: Line) -> None:
     """Add a finished run to a file; a last line that a crash cut short is removed first."""
-    with FileLock(path.with_suffix(".lock")), open(path, "ab+") as file:
+    with FileLock(path.parent / ".lock"), open(path, "ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(line.to_json().encode() + b"\n")

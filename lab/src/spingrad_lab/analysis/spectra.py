@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad import BinaryLeastSquares
 from spingrad_lab.analysis.energies import all_energies, all_spins
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from spingrad_lab.bench import other_version
 
 METHODS = ("SignSGD", "QP-SBGD")
 Turn = Callable[[int], list[float]]
-"""Takes so many steps and returns the seconds of each."""
+"""A function that takes a number of steps and returns the seconds of each."""
 
 
 def package_in(checkout: Path) -> str:

@@ -19,7 +19,7 @@ BASE = {"B": 256, "n": 512, "m": 512}
 
 
 class Growth(Experiment):
-    """Pose and solve one layer, each size over a factor of 16 while the others rest."""
+    """Pose and solve one layer, each size over a factor of 16 while the others stay."""
 
     title = "Growth"
     source = "one layer, 256 to 4,096 rows, inputs and units"

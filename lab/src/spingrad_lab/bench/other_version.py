@@ -33,7 +33,7 @@ def build(package: Any, name: str) -> nn.Module:
 
 
 def serve(name: str, source: Path, given: Path) -> None:
-    """Answer each line ``[method, count]`` with the seconds of so many steps of that method."""
+    """Answer each line ``[method, count]`` with the seconds of ``count`` steps of that method."""
     package = importlib.import_module(name)
     if not Path(str(package.__file__)).resolve().is_relative_to(source.resolve()):
         raise ImportError(f"{name} was imported from {package.__file__} and not from {source}")

@@ -145,7 +145,7 @@ def chaos(
     codes: Sequence[int] = CODES,
     scale: float = 1.0,
 ) -> Numbers:
-    """Steps on several threads, each fault so many times, and what the ledgers say in the end.
+    """Steps on several threads, each fault ``times`` times, and what the ledgers say in the end.
 
     A smaller ``scale`` makes everyone less patient, and the faults shorter.
     """

@@ -109,7 +109,7 @@ class Runtime(Experiment):
 
 
 def train_seconds(task: Task, method: str, settings: dict[str, Any], steps: int, seed: int) -> float:
-    """Processor seconds of so many steps of training, after a few that compile and load what they need."""
+    """Processor seconds of some steps of training, after a few that compile and load what they need."""
     network = task.network().train()
     steppers = optimizers(network, task, method, settings, seed)
     begin = 0.0

@@ -72,7 +72,7 @@ def network(sizes: Sequence[int]) -> nn.Sequential:
 
 @cache
 def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryLeastSquares]:
-    """The problems of all layers but the last after some steps; units without a target are left out."""
+    """The problems of all layers except the last after some steps; units without a target are left out."""
     model = network(sizes)
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step in range(steps + 1):

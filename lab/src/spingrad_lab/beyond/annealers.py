@@ -12,8 +12,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from spingrad import QPSBGD, binary_parameters
-from spingrad.problem import BinaryLeastSquares
+from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
 from spingrad.solvers import DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, make_solver
 from spingrad_lab.report import figures
@@ -123,7 +122,7 @@ class Annealers(Experiment):
 
     def _table(self, name: str, size: Size, finals: pd.DataFrame) -> Table:
         floor = "optimum" if size.task.exact else "certified bound"
-        header = ["solver", f"energy above the {floor}", "test accuracy", "training loss", "ms a step"]
+        header = ["solver", f"energy above the {floor}", "test accuracy", "training loss", "ms per step"]
         header += ["chain breaks", "QPU seconds of the run"]
         rows = []
         for solver, label in LABELS.items():

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spingrad import QPSBGD, binary_parameters
-from spingrad.problem import BinaryLeastSquares
+from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
 from spingrad.record import record_of
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, grid, make_solver
 from spingrad_lab.report import figures
@@ -252,7 +251,7 @@ def _answers(gains: dict[Any, Paired], scores: pd.DataFrame) -> list[str]:
     if results := _gain_over_default(scores, "exact"):
         text = "; ".join(f"fan-in {n}: {_points(result)}" for n, result in results.items())
         notes.append(
-            "**Do I need an annealer?** Exact solutions instead of the default's, in points of test "
+            "**Do I need an annealer?** Exact solutions instead of the default solver's, in points of test "
             f"accuracy: {text}."
         )
     return notes

@@ -108,7 +108,7 @@ CANDIDATES = {
         centred=True,
     ),
     "output BatchNorm": Candidate(
-        "against overlap, BatchNorm of the ten outputs alone", _step(AgainstOverlap, momentum=0.9),
+        "against overlap, BatchNorm of only the ten outputs", _step(AgainstOverlap, momentum=0.9),
         _trials(0.5, 0.7), output_norm=True,
     ),
     "centred, output BatchNorm": Candidate(
@@ -150,7 +150,7 @@ CANDIDATES = {
 JUDGED = ("one batch alone", "leading directions", "signSGD", "Adam", "BatchNorm, Adam")
 """Those that get final runs whatever the trials say, beside the best of the other candidates."""
 LATE = ("gains", "Adam, gains")
-"""Found when convolutions were looked at; tried and judged on those alone."""
+"""Found when convolutions were looked at; tried and judged only on those."""
 
 
 class Centred(nn.Module):

@@ -91,7 +91,7 @@ def karate() -> Graph:
 
 
 def unpickle(content: bytes) -> Any:
-    """The object in a Planetoid file, made of nothing but arrays, sparse matrices, dicts and lists."""
+    """The object in a Planetoid file, made only of arrays, sparse matrices, dicts and lists."""
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
 

@@ -159,7 +159,7 @@ class Ablation(Experiment):
         )
         notes = [
             "Cora with encoder, as above, 200 batches; QP-SBGD at `target_rms` 1 and signSGD without "
-            "momentum, so that the learning rate alone differs. The paper shows QP-SBGD only."
+            "momentum, so that only the learning rate differs. The paper shows only QP-SBGD."
         ]
         return Section(notes, tables, [Figure("ablation", caption, to_svg(canvas))])
 

@@ -62,8 +62,8 @@ class QuboEvolution(DigitExperiment):
             "not zero: ZᵀZ of a batch is dense, and a zero is two inputs that agree as often as they differ.",
             f"The biases carry the gradient. As published they are {ratio['as published']:.3f} times the "
             f"couplings, with our target {ratio['ours']:.2f} times. The inputs are spins, rows of equal "
-            f"norm, so in {same:.0%} of the problems both posings have the same couplings and differ in the "
-            "diagonal alone; in the others ours leaves out rows without a gradient.",
+            f"norm, so in {same:.0%} of the problems both posings have the same couplings and differ only in "
+            "the diagonal; in the others ours leaves out rows without a gradient.",
         ]
 
     def draw(self, run: pd.Series) -> list[Figure]:

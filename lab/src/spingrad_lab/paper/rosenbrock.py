@@ -45,7 +45,7 @@ LEAST, RUNAWAY = 1e-16, 1e9
 EXACT_UP_TO = 10
 
 Mover = Callable[[Tensor, Tensor], Tensor]
-"""Residuals and their Jacobian to the direction of a step."""
+"""A function of the residuals and their Jacobian that returns the direction of a step."""
 
 
 def residuals(x: Tensor) -> Tensor:  # (d,) -> (2 d - 2,)
@@ -124,7 +124,7 @@ class Rosenbrock(Experiment):
     """Steps in spins beside gradient descent and Adam, in 2, 10 and 50 dimensions; then on spins."""
 
     title = "The Rosenbrock function"
-    source = "appendix, runtime analysis (five runs, of which it tells the QPU time alone)"
+    source = "appendix, runtime analysis (five runs, of which it tells only the QPU time)"
     dimensions = (2, 10, 50)
     steps, starts, tuning_starts = 500, 20, 4
     spin_lr, spin_steps = 0.1, 100

@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """Mean and 95 % interval; one value alone has no interval.
+    """Mean and 95 % interval; a single value has no interval.
 
     Example:
         >>> print(estimate([1.0, 2.0, 3.0]))
@@ -63,7 +63,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 def significant(value: float, digits: int) -> float:
-    """A value with so many significant digits, to be kept on file.
+    """A value rounded to some significant digits, to be kept on file.
 
     Example:
         >>> significant(0.0123456, 3)
