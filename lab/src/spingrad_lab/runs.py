@@ -225,8 +225,8 @@ def where(runs: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
     Example:
         >>> runs = to_frame(Line({"n": n}, {"half": n / 2}, 0.1, {}) for n in (1, 2, 2))
-        >>> where(runs, n=2).half.mean()
-        1.0
+        >>> where(runs, n=2).half.to_list()
+        [1.0, 1.0]
     """
     for column, value in values.items():
         if column not in runs:
