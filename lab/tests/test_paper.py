@@ -11,7 +11,7 @@ from spingrad_lab.methods import METHODS, NUM_TRIALS, make_solver
 from spingrad_lab.paper.small import LOGISTIC_REGRESSION
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Lab, Line, read_lines, to_frame
+from spingrad_lab.runs import Experiment, Lab, Line, read_lines, to_frame, where
 from spingrad_lab.trials import Score, best_trial, current_finals
 
 # torch_geometric compiles a few functions with the deprecated torch.jit when it is imported.
@@ -126,6 +126,12 @@ def test_a_setting_at_the_edge_of_its_grid_is_marked():
     found = best_trial(to_frame(trial(lr, 0, lr) for lr in (1, 2, 3)), LOSS)
     assert found.at_edge == {"lr"}
     assert str(found) == "lr 1†"
+
+
+def test_a_selection_without_any_run_keeps_its_columns():
+    runs = to_frame([trial(1, 0, 2.0)])
+    assert list(where(runs, seed=5, method="Bop").columns) == list(runs.columns)
+    assert current_finals(where(runs, seed=5), ["method"], LOSS).empty
 
 
 def test_final_runs_with_settings_that_are_no_longer_the_best_are_left_out():

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
@@ -231,7 +232,7 @@ def where(runs: pd.DataFrame, **values: Any) -> pd.DataFrame:
     for column, value in values.items():
         if column not in runs:
             return runs[:0]
-        runs = runs[[own == value for own in runs[column]]]
+        runs = runs[np.fromiter((own == value for own in runs[column]), bool, len(runs))]
     return runs.dropna(axis=1, how="all").infer_objects() if len(runs) else runs
 
 
