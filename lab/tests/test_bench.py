@@ -1,14 +1,21 @@
 """``spingrad-lab bench``: every benchmark at its quick size, and what it measures."""
 
 import json
+import shutil
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
+import spingrad
 from spingrad._timing import in_turns, threads
-from spingrad_lab.bench.growth import exponent
+from spingrad_lab.bench import step
 from spingrad_lab.bench.memory import measure
+from spingrad_lab.bench.timing import exponent, larger_half
 from spingrad_lab.cli import main
+from spingrad_lab.experiments import BENCHMARKS
+from spingrad_lab.runs import Line, read_lines, to_frame
 
 
 @pytest.mark.parametrize(
@@ -24,15 +31,55 @@ def test_every_benchmark_runs_prints_and_resumes(name, expected, data_folder, tm
     main(["bench", name, "--quick", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert all(part in printed for part in expected)
-    lines = (tmp_path / "quick" / f"{name}.jsonl").read_text().splitlines()
+    lines = (tmp_path / "quick" / "bench" / f"{name}.jsonl").read_text().splitlines()
     main(["bench", name, "--quick", "--out", str(tmp_path)])
-    assert (tmp_path / "quick" / f"{name}.jsonl").read_text().splitlines() == lines
+    assert (tmp_path / "quick" / "bench" / f"{name}.jsonl").read_text().splitlines() == lines
     if name == "step":
         assert all(json.loads(line)["metrics"]["SignSGD"]["ratio"] == 1 for line in lines)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["export", "qpu-wide-layer", "qpu-faults", "vote-accuracy", "elastic"])
+def test_every_other_benchmark_runs_on_real_data(name, data_folder, tmp_path, capsys):
+    main(["bench", name, "--quick", "--repeats", "1", "--out", str(tmp_path)])
+    assert "failed" not in capsys.readouterr().out
+    lines = read_lines(tmp_path / "quick" / "bench" / f"{name}.jsonl")
+    section = BENCHMARKS[name].show(to_frame(lines))
+    for table in section.tables:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_committed_results_are_shown_without_running_anything(name):
+    folder = Path(__file__).parents[1] / "results" / ("" if name == "runtime" else "bench")
+    lines = read_lines(folder / f"{name}.jsonl")
+    assert lines
+    assert BENCHMARKS[name].show(to_frame(lines)).tables
+
+
+def test_another_version_is_timed_in_the_same_run(data_folder, tmp_path, monkeypatch, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(Path(spingrad.__file__).parent, other / "src" / "spingrad")
+    monkeypatch.setattr("spingrad_lab.bench.step.WIDE", "784-16-10")  # another small network
+    monkeypatch.setattr("spingrad_lab.bench.step.SIZES", (784, 16, 10))
+    monkeypatch.setitem(step.BATCH, "784-16-10", 20)
+    experiment = step.Step(beside=other)
+    job = {"network": "784-16-10", "threads": 1, "repeat": 0, "here": "a", "beside": "b", "quick": True}
+    metrics = experiment.compute(job)
+    assert metrics.keys() == {"SignSGD", "QP-SBGD", "SignSGD, beside", "QP-SBGD, beside"}
+    (table,) = experiment.show(to_frame([Line(job, metrics, 0.0, {})])).tables
+    assert [row[0] for row in table.rows] == ["SignSGD", "QP-SBGD"]
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_a_folder_without_this_project_is_refused_before_anything_is_timed(tmp_path):
+    with pytest.raises(SystemExit, match="is no checkout of this project"):
+        main(["bench", "step", "--quick", "--beside", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
 def test_unknown_benchmarks_are_named():
-    with pytest.raises(SystemExit, match="no benchmark 'speed'; choose from: step, solvers, growth, memory"):
+    with pytest.raises(SystemExit, match="no benchmark 'speed'; choose from: all, step, solvers, growth"):
         main(["bench", "speed"])
 
 
@@ -51,6 +98,10 @@ def test_threads_are_given_back():
 
 
 def test_exponents_and_peaks():
-    assert exponent({size: 3e-6 * size for size in (256, 512, 1024, 2048)}) == pytest.approx(1)
+    sizes = (256, 512, 1024, 2048)
+    assert exponent(pd.Series([3e-6 * size for size in sizes], sizes)) == pytest.approx(1)
+    sizes = (1, 2, 2**20, 2**21)
+    points = pd.Series([1e-3 + 1e-12 * size**2 for size in sizes], sizes)
+    assert exponent(larger_half(points)) == pytest.approx(2, abs=0.01)
     found = measure("linear, 512 × 512, B = 64", "QP-SBGD")
     assert found["peak"] >= found["imported"] > 10**7

@@ -3,6 +3,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -59,25 +61,56 @@ def test_a_changed_byte_is_refused_before_unpickling(with_a_changed_byte, monkey
         planetoid("cora")
 
 
-def test_a_download_is_checked_and_kept(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.write_bytes(b"data")
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A server with one file, which counts how often it is asked; nothing is found elsewhere."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            if self.path != "/file":
+                return self.send_error(404)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"data")
+
+        def log_message(self, *args):
+            pass
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SPINGRAD_DATA", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_download_is_checked_and_kept(tmp_path, source):
+    url, asked = source
     good = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    with pytest.raises(ValueError, match="expected a file with SHA-256 0000"):
-        files.fetch("a/file", "0" * 64, source.as_uri())
-    assert not (tmp_path / "cache").exists()
-    assert files.fetch("a/file", good, source.as_uri()) == b"data"
-    source.unlink()
-    assert files.fetch("a/file", good, source.as_uri()) == b"data"
+    with pytest.raises(ValueError, match=f"expected {'0' * 64}"):
+        files.fetch("a/file", "0" * 64, f"{url}/file")
+    assert not list((tmp_path / "cache/spingrad/a").iterdir())
+    assert files.fetch("a/file", good, f"{url}/file") == b"data"
+    assert files.fetch("a/file", good, f"{url}/file") == b"data"
+    assert len(asked) == 2
     assert [p.name for p in (tmp_path / "cache/spingrad/a").iterdir()] == ["file"]
 
 
-def test_a_file_that_is_nowhere_is_explained(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_file_that_is_nowhere_is_explained(source):
     with pytest.raises(FileNotFoundError, match="point SPINGRAD_DATA at a folder that has it"):
-        files.fetch("a/file", "0" * 64, (tmp_path / "none").as_uri())
+        files.fetch("a/file", "0" * 64, f"{source[0]}/none")
+
+
+def test_every_official_source_is_encrypted():
+    from spingrad_lab.data import adult, graphs, mnist
+
+    sources = [*sys.modules[mnist.__module__]._SOURCE.values(), graphs._SOURCE]
+    assert all(url.startswith("https://") for url in [*sources, sys.modules[adult.__module__]._SOURCE])
 
 
 def test_wrong_splits_are_explained():
@@ -231,17 +264,16 @@ def test_unknown_points_and_centres_are_explained():
 
 
 @pytest.mark.parametrize(
-    ("missing", "call", "extra"),
+    ("missing", "call"),
     [
-        ("torch_geometric.datasets", karate, "graph"),
-        ("skimage.segmentation", lambda: key_points(torch.zeros(1, 28, 28).byte()), "graph"),
-        ("scipy.sparse", lambda: unpickle(pickle.dumps(list, 2)), "paper"),
+        ("torch_geometric.datasets", karate),
+        ("skimage.segmentation", lambda: key_points(torch.zeros(1, 28, 28).byte())),
     ],
 )
-def test_a_missing_extra_names_the_command(monkeypatch, missing, call, extra):
+def test_a_missing_extra_names_the_command(monkeypatch, missing, call):
     for name in (missing, missing.split(".")[0]):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf'pip install "spingrad\[{extra}\]"'):
+    with pytest.raises(ImportError, match=r'pip install "spingrad-lab\[all\]"'):
         call()
 
 

@@ -1,18 +1,24 @@
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from spingrad_lab.cli import main
-from spingrad_lab.experiments import EXPERIMENTS
+from spingrad_lab.comparison import Comparison
+from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 from spingrad_lab.methods import METHODS, NUM_TRIALS, make_solver
 from spingrad_lab.paper.small import LOGISTIC_REGRESSION
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Lab, Line, read_lines
-from spingrad_lab.trials import Comparison, Score, chosen
+from spingrad_lab.runs import Experiment, Lab, Line, read_lines, to_frame, where
+from spingrad_lab.trials import Score, best_trial, current_finals
 
 # torch_geometric compiles a few functions with the deprecated torch.jit when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 class Squares(Experiment):
@@ -30,8 +36,8 @@ class Squares(Experiment):
         self.computed.append(job["seed"])
         return {"square": job["seed"] ** 2}
 
-    def show(self, lines):
-        return Section(tables=[Table(["square"], [[str(line.metrics["square"])] for line in lines])])
+    def show(self, runs):
+        return Section(tables=[Table(["square"], [[str(square)] for square in runs["square"]])])
 
 
 def lab(experiment, folder, **options):
@@ -62,7 +68,10 @@ def test_a_line_cut_short_is_computed_again(tmp_path):
     experiment = Squares()
     experiment.plan(lab(experiment, tmp_path))
     path = tmp_path / "squares.jsonl"
-    path.write_text(path.read_text()[:-20])
+    torn = path.read_text()[:-20]
+    path.write_text(torn)
+    assert [line.metrics["square"] for line in read_lines(path)] == [0, 1, 4]
+    assert path.read_text() == torn  # reading changes no file
     experiment.plan(lab(experiment, tmp_path))
     assert experiment.computed == [0, 1, 2, 3, 3]
     assert [line.metrics["square"] for line in read_lines(path)] == [0, 1, 4, 9]
@@ -92,27 +101,47 @@ def test_every_tuned_method_gets_the_same_number_of_trials():
             assert len({own[m] for m in own if m in tuned}) == 1
 
 
-def test_settings_are_chosen_by_the_mean_over_tuning_seeds():
-    def line(lr, seed, loss):
-        job = {"method": "Bop", "settings": {"lr": lr}, "seed": seed}
-        return Line(job, {"test_loss": loss}, 0.0, {})
+def trial(lr, seed, loss, stage="trial"):
+    job = {"stage": stage, "method": "Bop", "settings": {"lr": lr}, "seed": seed}
+    return Line(job, {"test_loss": loss}, 0.0, {})
 
-    trials = [
-        line(1, 0, 0.0),
-        line(1, 1, 3.0),
-        line(2, 0, 1.0),
-        line(2, 1, 1.0),
-        line(3, 0, 9.0),
-        line(3, 1, 9.0),
-    ]
-    settings, score, worst, edges = chosen(trials, "Bop", Score("test_loss", "loss", higher_is_better=False))
-    assert (settings, score, worst, edges) == ({"lr": 2}, 1.0, 9.0, set())
+
+LOSS = Score("test_loss", "loss", higher_is_better=False)
+
+
+def test_settings_are_chosen_by_the_mean_over_tuning_seeds():
+    losses = {1: (0.0, 3.0), 2: (1.0, 1.0), 3: (9.0, 9.0)}
+    found = best_trial(
+        to_frame(trial(lr, seed, loss) for lr, own in losses.items() for seed, loss in enumerate(own)), LOSS
+    )
+    assert (found.settings, found.score, found.worst, found.at_edge) == ({"lr": 2}, 1.0, 9.0, frozenset())
+
+
+def test_of_equally_good_trials_the_lower_learning_rate_is_chosen_in_any_order():
+    trials = [trial(lr, 0, 1.0) for lr in (3, 1, 2)]
+    assert best_trial(to_frame(trials), LOSS).settings == {"lr": 1}
 
 
 def test_a_setting_at_the_edge_of_its_grid_is_marked():
-    job = {"method": "Bop", "seed": 0}
-    trials = [Line(job | {"settings": {"lr": lr}}, {"accuracy": -lr}, 0.0, {}) for lr in (1, 2, 3)]
-    assert chosen(trials, "Bop", Score("accuracy", "accuracy"))[3] == {"lr"}
+    found = best_trial(to_frame(trial(lr, 0, lr) for lr in (1, 2, 3)), LOSS)
+    assert found.at_edge == {"lr"}
+    assert str(found) == "lr 1†"
+
+
+def test_a_selection_without_any_run_keeps_its_columns():
+    runs = to_frame([trial(1, 0, 2.0)])
+    assert list(where(runs, seed=5, method="Bop").columns) == list(runs.columns)
+    assert current_finals(where(runs, seed=5), ["method"], LOSS).empty
+
+
+def test_final_runs_with_settings_that_are_no_longer_the_best_are_left_out():
+    trials = [trial(1, 0, 2.0), trial(2, 0, 1.0)]
+    finals = [trial(lr, seed, 0.5, "final") for lr, seed in ((1, 0), (2, 1), (2, 0))]
+    found = current_finals(to_frame(trials + finals), ["method"], LOSS)
+    assert [(own["lr"], seed) for own, seed in zip(found["settings"], found["seed"], strict=True)] == [
+        (2, 0),
+        (2, 1),
+    ]
 
 
 def test_the_verdict_compares_with_the_best_baseline_over_the_same_seeds():
@@ -126,7 +155,7 @@ def test_the_verdict_compares_with_the_best_baseline_over_the_same_seeds():
         + finals("Bop", [9.0, 9.0, 9.0])
         + finals("ProxQuant", [1.5, 2.0, 3.1])
     )
-    notes = LOGISTIC_REGRESSION.show(lines).notes
+    notes = LOGISTIC_REGRESSION.show(to_frame(lines)).notes
     verdict = next(note for note in notes if "best baseline" in note)
     assert "QP-SBGD minus ProxQuant" in verdict
     assert "-0.2000" in verdict
@@ -154,11 +183,29 @@ def test_an_unknown_solver_or_experiment_is_refused_before_any_run(tmp_path, cap
         main(["report", str(tmp_path)])
 
 
-def test_the_list_names_every_experiment(capsys):
+def test_the_list_names_every_experiment_and_benchmark(capsys):
     main(["list"])
     listed = capsys.readouterr().out
-    for name in EXPERIMENTS:
+    for name in (*EXPERIMENTS, *BENCHMARKS):
         assert name in listed
+
+
+def test_a_report_after_a_quick_run_needs_no_folder_and_says_that_it_is_no_result(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    main(["run", "logistic", "--quick", "--workers", "0"])
+    main(["report"])
+    written = capsys.readouterr().out.split()[-2:]
+    assert written == ["lab-results/quick/report.html", "lab-results/quick/report.md"]
+    for path in written:
+        assert "Quick sizes, not a result" in (tmp_path / path).read_text()
+
+
+def test_a_report_of_full_runs_has_no_banner(tmp_path):
+    shutil.copy(RESULTS / "karate.jsonl", tmp_path)
+    main(["report", str(tmp_path)])
+    assert "Quick sizes" not in (tmp_path / "report.md").read_text()
 
 
 def test_another_solver_has_a_folder_of_its_own(tmp_path):
@@ -187,9 +234,8 @@ def test_every_experiment_runs_quickly_on_real_data(name, quick_results, capsys)
     lines = read_lines(quick_results / "quick" / f"{name}.jsonl")
     assert lines
     assert all(line.job["quick"] for line in lines)
-    section = EXPERIMENTS[name].show(lines)
+    section = EXPERIMENTS[name].show(to_frame(lines))
     assert section.tables
-    assert section.figures
     for figure in section.figures:
         assert figure.svg.startswith("<svg")
     for table in section.tables:

@@ -3,15 +3,11 @@ import itertools
 import pytest
 import torch
 
-pytest.importorskip("rich")
-pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
-pytest.importorskip("sklearn")
-
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.baselines import SignSGD
-from spingrad_lab.paper import direction, rosenbrock, runtime
-from spingrad_lab.runs import Lab, Line, read_lines
+from spingrad_lab.bench import runtime
+from spingrad_lab.paper import direction, rosenbrock
+from spingrad_lab.runs import Lab, Line, read_lines, to_frame
 
 # torch_geometric compiles a few functions with the deprecated torch.jit when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -24,7 +20,7 @@ def quick_section(name, experiment, folder):
     lines = read_lines(lab.path)
     assert lines
     assert max(len(line.to_json()) for line in lines) < 30_000
-    section = experiment.show(lines)
+    section = experiment.show(to_frame(lines))
     assert section.notes
     for table in section.tables:
         assert table.rows
@@ -91,7 +87,7 @@ def test_gradients_are_those_of_a_network_that_does_not_record():
 
 def test_a_run_in_which_every_direction_agrees_has_the_largest_z():
     line = Line({}, {"all": [400, 400]}, 0.0, {})
-    assert direction.z_values([line]) == [20.0]  # √n
+    assert direction.z_values(to_frame([line])) == [20.0]  # √n
 
 
 def test_rosenbrock_runs(tmp_path):
@@ -167,8 +163,3 @@ def test_time_of_training_grows_with_the_number_of_steps():
         runtime.train_seconds(Tiny(), "BinaryConnect signSGD", settings, steps, 0) for steps in (5, 100)
     )
     assert 0 < few < many
-
-
-def test_exponents_are_those_of_a_power_law_in_the_larger_half():
-    points = {size: [1e-3 + 1e-12 * size**2] for size in (1, 2, 2**20, 2**21)}
-    assert runtime.exponent(points) == pytest.approx(2, abs=0.01)

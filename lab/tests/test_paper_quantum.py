@@ -8,8 +8,8 @@ from spingrad.solvers import ExactSolver
 from spingrad.testing import random_problem
 from spingrad_lab.analysis import all_energies, all_spins
 from spingrad_lab.paper import embedding, layer_problems, qubo_evolution, sampling, spectral_gap
-from spingrad_lab.paper.small import Digits12
-from spingrad_lab.runs import Lab, read_lines, seeded
+from spingrad_lab.runs import Lab, read_lines, seeded, to_frame
+from spingrad_lab.tasks.small import Digits12
 
 EXPERIMENTS = {
     "energy-histogram": sampling.ENERGY_HISTOGRAM,
@@ -42,7 +42,7 @@ def lines(data_folder, tmp_path_factory):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_lines_are_enough_to_show(name, lines):
-    section = EXPERIMENTS[name].show(lines[name])
+    section = EXPERIMENTS[name].show(to_frame(lines[name]))
     assert section.notes
     for table in section.tables:
         assert all(len(row) == len(table.header) for row in table.rows)

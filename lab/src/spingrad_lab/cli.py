@@ -3,6 +3,7 @@
 import argparse
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from spingrad_lab.report.sections import Section
     from spingrad_lab.runs import Lab
+
+RESULTS = Path("lab-results")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,9 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("spingrad-lab", description="Experiments and benchmarks of spingrad.")
     actions = parser.add_subparsers(required=True, metavar="COMMAND")
-    actions.add_parser("list", help="every experiment, and where it is in the paper").set_defaults(
-        command=_list
-    )
+    actions.add_parser("list", help="every experiment and benchmark").set_defaults(command=_list)
 
     run = actions.add_parser(
         "run",
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
     run.add_argument("--seeds", type=int, metavar="N", help="number of seeds of the final runs")
     run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
-    run.add_argument("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="%(default)s")
+    run.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
     run.add_argument(
         "--workers",
         type=_workers,
@@ -52,21 +53,32 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")
     run.set_defaults(command=_run)
 
-    report = actions.add_parser("report", help="write report.html and report.md from the runs in a folder")
-    report.add_argument("folder", type=Path, metavar="DIR")
+    report = actions.add_parser(
+        "report",
+        help="write report.html and report.md from the runs in a folder",
+        description="Write report.html, report.md and the figures from the runs in a folder; nothing is run "
+        "again. Where there are only quick runs, the report is of these and says so.",
+    )
+    report.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
     report.set_defaults(command=_report)
 
     bench = actions.add_parser(
         "bench",
         help="how fast spingrad is on this machine",
-        description="Time steps, solvers, growth and memory on this machine, one thing at a time, and draw "
-        "the plots. Finished runs are kept in OUT/NAME.jsonl: stop at any time, the same command goes on.",
+        description="Run benchmarks on this machine, one thing at a time, and draw the plots. Finished runs "
+        "are kept in OUT/bench/NAME.jsonl: stop at any time, the same command goes on.",
     )
-    bench.add_argument("names", nargs="*", metavar="NAME", help="step, solvers, growth, memory; default: all")
+    bench.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spingrad-lab list`, or all")
     bench.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
-    bench.add_argument("--repeats", type=_count, metavar="N", help="runs of each; default: 3")
-    bench.add_argument("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="%(default)s")
-    bench.add_argument("--device", default="cpu", help="of the step benchmark: cpu, cuda, mps; %(default)s")
+    bench.add_argument("--repeats", type=_count, metavar="N", help="runs of each; default: as in the report")
+    bench.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
+    bench.add_argument("--device", default="cpu", help="for step: cpu, cuda, mps; %(default)s")
+    bench.add_argument(
+        "--beside",
+        type=Path,
+        metavar="DIR",
+        help="for step: a checkout of another commit of this project, timed in the same run",
+    )
     bench.set_defaults(command=_bench)
     return parser
 
@@ -84,13 +96,16 @@ def _workers(text: str) -> int | str:
 
 
 def _list(args: argparse.Namespace) -> None:
+    from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 
-    from spingrad_lab.experiments import EXPERIMENTS
-
-    table = Table("name", "what", "where", box=None)
-    for name, experiment in EXPERIMENTS.items():
-        table.add_row(name, experiment.title, experiment.source)
-    Console().print(table)
+    console = Console()
+    for action, known in (("run", EXPERIMENTS), ("bench", BENCHMARKS)):
+        table = Table(
+            "name", "what", "where", box=None, title=f"spingrad-lab {action} NAME", title_justify="left"
+        )
+        for name, experiment in known.items():
+            table.add_row(name, experiment.title, experiment.source)
+        console.print(table, "")
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -98,10 +113,7 @@ def _run(args: argparse.Namespace) -> None:
     from spingrad_lab.methods import make_solver
     from spingrad_lab.runs import Lab
 
-    names = list(EXPERIMENTS) if "all" in args.names else args.names
-    for name in names:
-        if name not in EXPERIMENTS:
-            raise ValueError(f"there is no experiment {name!r}; choose from: all, {', '.join(EXPERIMENTS)}")
+    names = _known(args.names, "experiment", EXPERIMENTS)
     if args.solver is not None:
         make_solver(args.solver)  # an unknown name ends here and not after the first trial
     folder = args.out / "quick" if args.quick else args.out
@@ -117,17 +129,24 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from spingrad_lab.bench import BENCHMARKS, STEP
+    from spingrad_lab.bench.step import Step
+    from spingrad_lab.experiments import BENCHMARKS
     from spingrad_lab.runs import Lab
 
-    for name in args.names or BENCHMARKS:
-        if name not in BENCHMARKS:
-            raise ValueError(f"there is no benchmark {name!r}; choose from: {', '.join(BENCHMARKS)}")
-    folder = args.out / "quick" if args.quick else args.out
-    STEP.device = args.device
-    for name in args.names or BENCHMARKS:  # one after the other, or they would time each other
+    folder = (args.out / "quick" if args.quick else args.out) / "bench"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
+    for name in _known(args.names, "benchmark", BENCHMARKS):  # one after the other: they time each other
+        benchmark = Step(args.device, args.beside) if name == "step" else BENCHMARKS[name]
         options = {"quick": args.quick, "seeds": args.repeats, "workers": 1}
-        _run_and_print(Lab(name, BENCHMARKS[name], folder, **options))
+        _run_and_print(Lab(name, benchmark, folder, **options))
+
+
+def _known(names: list[str], kind: str, known: Mapping[str, object]) -> list[str]:
+    """The names asked for, or all; refused before anything is run."""
+    for name in names:
+        if name != "all" and name not in known:
+            raise ValueError(f"there is no {kind} {name!r}; choose from: all, {', '.join(known)}")
+    return list(known) if "all" in names else names
 
 
 def _run_and_print(lab: "Lab") -> None:
@@ -141,7 +160,6 @@ def _run_and_print(lab: "Lab") -> None:
 
 
 def _print(section: "Section", drawings: list[Path]) -> None:
-
     console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as its tables
     for note in section.notes:
         console.print(Markdown(note), "")

@@ -1,13 +1,26 @@
-"""Every experiment by its name on the command line."""
+"""Every experiment and benchmark by its name on the command line."""
 
-from spingrad_lab.beyond import annealers, bits, images, regimes, step
+from spingrad_lab.bench import (
+    elastic,
+    export,
+    growth,
+    memory,
+    qpu_faults,
+    qpu_wide_layer,
+    ray_farm,
+    runtime,
+    slow_link,
+    solvers,
+    vote_accuracy,
+)
+from spingrad_lab.bench import step as step_bench
+from spingrad_lab.beyond import annealers, bits, images, mnist_methods, regimes, step
 from spingrad_lab.paper import (
     direction,
     embedding,
     graphs,
     qubo_evolution,
     rosenbrock,
-    runtime,
     sampling,
     small,
     spectral_gap,
@@ -41,5 +54,22 @@ EXPERIMENTS: dict[str, Experiment] = {
     "step": step.StepExperiment(),
     "bits": bits.BitsExperiment(),
     "annealers": annealers.ANNEALERS,
+    "mnist-methods": mnist_methods.MnistMethods(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
+
+BENCHMARKS: dict[str, Experiment] = {
+    "step": step_bench.Step(),
+    "solvers": solvers.Solvers(),
+    "growth": growth.Growth(),
+    "memory": memory.Memory(),
+    "runtime": runtime.RUNTIME,
+    "export": export.Export(),
+    "qpu-wide-layer": qpu_wide_layer.QPUWideLayer(),
+    "qpu-faults": qpu_faults.QPUFaults(),
+    "vote-accuracy": vote_accuracy.VoteAccuracy(),
+    "elastic": elastic.Elastic(),
+    "slow-link": slow_link.SlowLink(),
+    "ray-farm": ray_farm.RayFarm(),
+}
+"""Each runs one job at a time, or they would time each other."""

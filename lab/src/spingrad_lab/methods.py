@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spingrad import QPSBGD
+from spingrad import QPSBGD, stop_recording
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
-from spingrad.record import stop_recording
 from spingrad.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver
 
 Params = list[tuple[str, nn.Parameter]]
@@ -57,7 +56,7 @@ def make_solver(name: str) -> Solver:
 
 
 ONE_BATCH: Settings = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
-"""The step that knows no batch but its own, in all directions: the default until ranks came."""
+"""A step from one batch, without momentum, in all directions: not the default of ``QPSBGD``."""
 
 
 def _qpsbgd(params: Params, seed: int, solver: str = "block", **settings: float) -> Optimizer:
@@ -109,11 +108,11 @@ class Method:
     make: Callable[..., Optimizer]
     trials: list[Settings]
     kind: str = "baseline"
-    """``ours``, ``baseline``, or ``control`` (no rival: it bounds what there is to win)."""
+    """``ours``, ``baseline``, or ``control`` (not a rival: it bounds what can be reached)."""
     solver: str | None = None
     """For QP-SBGD, what solves the projection."""
     like: str | None = None
-    """Takes the settings chosen for this other method, so that the solver alone differs."""
+    """Takes the settings chosen for this other method, so that only the solver differs."""
 
 
 _OURS = grid(lr=(1e-3, 3e-3, 1e-2, 3e-2), target_rms=(1, 3))
@@ -132,7 +131,7 @@ METHODS = {
     "binary layers frozen": Method(_frozen, [{}], "control"),
     "real weights, Adam": Method(_real, grid(lr=(0.01, 0.03, 0.1, 0.3), beta2=(0.999, 0.99)), "control"),
 }
-"""Every method by name, with ``NUM_TRIALS`` trials each; a control without settings needs but one."""
+"""Every method by name, with ``NUM_TRIALS`` trials each; a control without settings needs only one."""
 
 LOGISTIC = "logistic regression"
 """A control that trains no network: scikit-learn's, on the same features."""

@@ -1,4 +1,4 @@
-"""Runs of an experiment: each is computed once and kept as one JSON line, whatever stops the rest."""
+"""Runs of an experiment: each is computed once and kept as one JSON line, so that a stop loses little."""
 
 import json
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import torch
+from filelock import FileLock
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
@@ -42,7 +45,8 @@ class Experiment(ABC):
     """One table or figure: which runs it takes, how one is computed, and how they are shown.
 
     ``plan`` asks the lab for runs, in stages if later ones depend on earlier ones; ``compute`` is one run,
-    in a process of its own with one thread; ``show`` draws from the finished lines alone.
+    in a process of its own with one thread; ``show`` draws only from the frame of finished runs (see
+    :func:`to_frame`).
     """
 
     title: str
@@ -56,9 +60,9 @@ class Experiment(ABC):
     def compute(self, job: Job) -> dict[str, Any]: ...
 
     @abstractmethod
-    def show(self, lines: Sequence[Line]) -> Section: ...
+    def show(self, runs: pd.DataFrame) -> Section: ...
 
-    def summary(self, lines: Sequence[Line]) -> list[list[str]]:
+    def summary(self, runs: pd.DataFrame) -> list[list[str]]:
         """Rows for the table at the head of the report, if the experiment compares methods."""
         return []
 
@@ -102,8 +106,8 @@ class Lab:
         """A method's own solver, or the one asked for in place of the default."""
         return self.solver if own == "block" and self.solver else own
 
-    def run(self, jobs: Sequence[Job], label: str = "runs") -> list[Line]:
-        """The lines of these jobs; those that are not on file are computed now, side by side."""
+    def run(self, jobs: Sequence[Job], label: str = "runs") -> pd.DataFrame:
+        """The runs of these jobs; those that are not on file are computed now, side by side."""
         jobs = [{**job, "quick": self.quick} for job in jobs]
         missing = {_key(job): job for job in jobs if _key(job) not in self.finished}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +118,7 @@ class Lab:
             for line in self._compute(list(missing.values())):
                 self._keep(line)
                 progress.advance(bar)
-        return [self.finished[_key(job)] for job in jobs]
+        return to_frame(self.finished[_key(job)] for job in jobs)
 
     def _compute(self, jobs: list[Job]) -> Iterator[Line]:
         if self.workers == 0 or (len(jobs) <= 1 and self.workers != "ray"):
@@ -137,8 +141,7 @@ class Lab:
 
     def _keep(self, line: Line) -> None:
         self.finished[_key(line.job)] = line
-        with open(self.path, "a") as file:
-            file.write(line.to_json() + "\n")
+        append_line(self.path, line)
         if self.tensorboard:
             write_tensorboard(self.folder / "tensorboard" / self.name, line)
 
@@ -183,20 +186,59 @@ def _timed(experiment: Experiment, job: Job) -> Line:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Finished runs on file; a last line cut short by a crash is left out and will be computed again."""
+    """Finished runs on file, which is only read; a last line cut short by a crash is left out."""
     if not path.exists():
         return []
+    whole, _, _ = path.read_text().rpartition("\n")
     lines = []
-    content = path.read_text()
-    for number, text in enumerate(content.splitlines(), 1):
+    for number, text in enumerate(whole.splitlines(), 1):
         try:
             lines.append(Line(**json.loads(text)))
         except (ValueError, TypeError) as error:
-            if number == content.count("\n") + 1:  # no line end: it was being written
-                path.write_text(content[: content.rfind("\n") + 1])
-                break
             raise ValueError(f"{path}, line {number} is not a finished run ({error}); delete it") from None
     return lines
+
+
+def append_line(path: Path, line: Line) -> None:
+    """Add a finished run to a file; a last line that a crash cut short is removed first."""
+    with FileLock(path.parent / ".lock"), open(path, "ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line.to_json().encode() + b"\n")
+
+
+def to_frame(lines: Iterable[Line]) -> pd.DataFrame:
+    """One row per run: the values of its job, its metrics, and ``run_seconds``.
+
+    Values stay Python objects, as on file; :func:`where` gives the columns of similar runs their types.
+
+    Example:
+        >>> runs = to_frame([Line({"seed": 3}, {"accuracy": 0.5}, 0.1, {})])
+        >>> runs.accuracy.to_list()
+        [0.5]
+    """
+    rows = [{**line.job, **line.metrics, "run_seconds": line.seconds} for line in lines]
+    return pd.DataFrame(rows, dtype=object)
+
+
+def where(runs: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """The runs whose columns have the given values, without the columns that none of these runs has.
+
+    Example:
+        >>> runs = to_frame(Line({"n": n}, {"half": n / 2}, 0.1, {}) for n in (1, 2, 2))
+        >>> where(runs, n=2).half.to_list()
+        [1.0, 1.0]
+    """
+    for column, value in values.items():
+        if column not in runs:
+            return runs[:0]
+        runs = runs[np.fromiter((own == value for own in runs[column]), bool, len(runs))]
+    return runs.dropna(axis=1, how="all").infer_objects() if len(runs) else runs
+
+
+def groups(runs: pd.DataFrame, by: str | list[str]) -> list[tuple[Any, pd.DataFrame]]:
+    """Runs that have the same value in a column (or in each of some columns), in order of appearance."""
+    return [] if runs.empty else list(runs.groupby(by, sort=False))
 
 
 def write_tensorboard(folder: Path, line: Line) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad import BinaryLeastSquares
 from spingrad.qpu.chip import SIZES, Topology, client_module
 from spingrad.qpu.embedding import lattice_module
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad import BinaryLeastSquares
 
 if TYPE_CHECKING:
     from dimod.core.sampler import Sampler

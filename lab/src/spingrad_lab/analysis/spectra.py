@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad.problem import BinaryLeastSquares
+from spingrad import BinaryLeastSquares
 from spingrad_lab.analysis.energies import all_energies, all_spins
 
 if TYPE_CHECKING:
@@ -99,11 +99,8 @@ def _largest_coefficient(problem: BinaryLeastSquares, units: Sequence[int]) -> f
 
 def _unit_levels(diagonal: "Vector", fractions: Sequence[float], k: int) -> "Vector":
     """The ``k`` lowest levels of one unit at each fraction; ``diagonal`` are its energies."""
-    try:
-        from scipy.linalg import eigvalsh
-        from scipy.sparse import csr_array, diags_array
-    except ImportError as error:
-        raise ImportError('spectra need scipy: pip install "spingrad[paper]"') from error
+    from scipy.linalg import eigvalsh
+    from scipy.sparse import csr_array, diags_array
 
     size, n = len(diagonal), len(diagonal).bit_length() - 1
     index = np.arange(size)

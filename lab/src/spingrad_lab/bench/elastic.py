@@ -1,14 +1,5 @@
-"""Kill one of four workers at a random moment, again and again: does the run end as if nothing had happened?
+"""One of four workers is killed at a random moment: does the run end as if nothing had happened?"""
 
-    python benchmarks/elastic.py --runs 20 --out benchmarks/results/elastic.jsonl
-
-784-64-64-10 on MNIST, ``gather`` with momentum, 40 steps, a checkpoint every 5. In each run torchrun starts
-four workers; one of them is sent SIGKILL at a random step, at a random moment of it, and torchrun starts all
-four again. Every finished run is a line of the output file; a stopped benchmark goes on where it was.
-"""
-
-import argparse
-import json
 import os
 import random
 import signal
@@ -17,10 +8,16 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
+
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import Experiment, Job, Lab
 
 WORKERS, STEPS, EVERY, BATCH = 4, 40, 5, 40
 
@@ -69,9 +66,9 @@ def launch(folder: Path, *fate: object, workers: int = WORKERS) -> float:
     folder.mkdir(parents=True)
     begin = time.perf_counter()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-    command += ["--max-restarts=1", __file__, "--worker", str(folder), *map(str, fate)]
+    command += ["--max-restarts=1", "-m", "spingrad_lab.bench.elastic", str(folder), *map(str, fate)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    # Or workers that are started again find the addresses of the dead in the store (torch 2.13, gloo).
+    # Without it, restarted workers find the addresses of the dead in the store (torch 2.13, gloo).
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ended.returncode:
@@ -83,50 +80,57 @@ def weights(folder: Path) -> list[dict[str, torch.Tensor]]:
     return [torch.load(path, weights_only=True) for path in sorted(folder.glob("weights-*.pt"))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("elastic.jsonl"))
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        folder, step, victim, delay = args.worker
-        torch.distributed.init_process_group("gloo")
-        work(Path(folder), int(step), int(victim), float(delay))
-        torch.distributed.destroy_process_group()
-        return
+@cache
+def undisturbed() -> dict[str, torch.Tensor]:
+    """The weights of a run in which nobody is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch(Path(folder, "run"), -1, 0, 0.0)
+        return weights(Path(folder, "run"))[0]
 
-    lines = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    with tempfile.TemporaryDirectory() as temporary:
-        undisturbed = Path(temporary) / "undisturbed"
-        launch(undisturbed, -1, 0, 0.0)
-        (expected, *_) = weights(undisturbed)
-        while len(lines) < args.runs:
-            seed = len(lines)
-            chance = random.Random(seed)
-            fate = chance.randrange(1, STEPS - 5), chance.randrange(WORKERS), chance.uniform(0, 0.02)
-            folder = Path(temporary) / str(seed)
-            seconds = launch(folder, *fate)
+
+class Elastic(Experiment):
+    """One worker of four is sent SIGKILL at a random step, and torchrun starts all four again."""
+
+    title = "A worker is killed"
+    source = "784-64-64-10 on MNIST, gather with momentum, 40 steps, a checkpoint every 5"
+
+    def plan(self, lab: Lab) -> None:
+        lab.run([{"run": number} for number in range(lab.seeds or (1 if lab.quick else 20))])
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        chance = random.Random(job["run"])
+        step, worker, delay = (
+            chance.randrange(1, STEPS - 5),
+            chance.randrange(WORKERS),
+            chance.uniform(0, 0.02),
+        )
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary, "run")
+            seconds = launch(folder, step, worker, delay)
             starts = [line.split() for line in (folder / "starts.txt").read_text().splitlines()]
-            ended = weights(folder)
-            equal = all(torch.equal(own[name], expected[name]) for own in ended for name in expected)
-            line = {
-                "run": seed,
-                "step": fate[0],
-                "worker": fate[1],
+            ended, expected = weights(folder), undisturbed()
+            return {
+                "step": step,
+                "worker": worker,
                 "killed": (folder / "killed").exists(),
-                "went on from": max(int(step) for _, step in starts),
-                "equal": equal,
+                "went on from": max(int(start) for _, start in starts),
+                "equal": all(torch.equal(own[name], expected[name]) for own in ended for name in expected),
                 "seconds": round(seconds, 1),
-                "torch": torch.__version__,
             }
-            lines.append(line)
-            with open(args.out, "a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(line, flush=True)
-    killed, equal = (sum(line[key] for line in lines) for key in ("killed", "equal"))
-    print(f"{len(lines)} runs finished, {killed} lost a worker, {equal} ended with the undisturbed weights")
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        counts = [len(runs), runs["killed"].sum(), runs["equal"].sum()]
+        header = ["runs that finished", "lost a worker", "ended with the undisturbed weights"]
+        lost = (runs["step"] - runs["went on from"]).max()
+        note = (
+            f"In each run torchrun starts {WORKERS} workers; one is sent SIGKILL at a random moment of a "
+            f"random step, and all are started again from the last checkpoint. At most {lost} steps were "
+            "done twice."
+        )
+        return Section([note], [Table(header, [[f"{count:,}" for count in counts]])])
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one worker, started by torchrun
+    torch.distributed.init_process_group("gloo")
+    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    torch.distributed.destroy_process_group()

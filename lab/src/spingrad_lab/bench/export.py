@@ -1,30 +1,19 @@
-"""Networks from training to every export, compared with torch on all test images: docs/export.md's numbers.
+"""Networks from training to every export, compared with torch on all test images."""
 
-    pip install ".[export,onnx,qonnx,graph,paper]"
-    python benchmarks/export.py --out benchmarks/results/export.json
-
-Trains seven networks (some ten minutes on one quiet core; --quick: one epoch of 10,000 images), exports each,
-and counts on how many images a class or a layer's sum differs. Needs gcc for the C, qonnx for the QONNX.
-Finished networks are kept in the file: the same command goes on where it stopped.
-"""
-
-import argparse
 import itertools
-import json
-import platform
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters
-from spingrad._files import write_atomically
+from spingrad._timing import threads
 from spingrad.export import PackedModel, pack, verify
 from spingrad.export.c import to_c
 from spingrad.export.onnx import to_onnx
@@ -32,8 +21,9 @@ from spingrad.export.qonnx import to_qonnx
 from spingrad.export.report import example, measure, to_json
 from spingrad.export.stages import Rescale
 from spingrad_lab.data import line_features, mnist
-from spingrad_lab.paper.small import pair_points
-from spingrad_lab.report.sections import Table
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.small import pair_points
 
 SCALE = 1 / 128  # a power of two: torch's sums of pixels are exact, ties included
 
@@ -69,10 +59,10 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
     "convolutional, sign": lambda: convolutional(False),
     "convolutional, sign, BatchNorm": lambda: convolutional(True),
 }
-REPORTS: dict[str, Callable[[], PackedModel]] = {
-    "report of 784-1024-1024-10, sign": example,
-    "report of convolutional, sign": lambda: pack(convolutional(False)),
-    "report of 784-1024-1024-10, hardtanh": lambda: pack(mlp(784, 1024, 1024, 10, activation=nn.Hardtanh)),
+TIMED: dict[str, Callable[[], PackedModel]] = {
+    "784-1024-1024-10, sign": example,
+    "convolutional, sign": lambda: pack(convolutional(False)),
+    "784-1024-1024-10, hardtanh": lambda: pack(mlp(784, 1024, 1024, 10, activation=nn.Hardtanh)),
 }
 PAIR = "MNIST pair 1/7, 16-4-2, hardtanh"
 
@@ -114,8 +104,9 @@ RUNS: dict[
     "packed": (verify.from_packed, lambda model: {"bytes": len(model.to_bytes())}),
     "c": (verify.from_c, c_sizes),
     "onnx": (verify.from_onnx, lambda model: {"bytes": to_onnx(model).ByteSize()}),
-    "qonnx": (verify.from_qonnx, lambda model: {"bytes": to_qonnx(model).ByteSize()}),
 }
+if find_spec("qonnx"):
+    RUNS["qonnx"] = verify.from_qonnx, lambda model: {"bytes": to_qonnx(model).ByteSize()}
 
 
 def compare(
@@ -145,7 +136,7 @@ def compare(
             own["other_classes"] += int((ours.classes != theirs.classes[:count]).sum())
             for layer, (mine, other) in enumerate(zip(ours.sums, theirs.sums, strict=True)):
                 own["other_sums"][layer] += int((mine != other[:count]).sum())
-    if any(isinstance(stage, Rescale) for stage in packed.stages[:-1]):  # its sums have units of their own
+    if any(isinstance(stage, Rescale) for stage in packed.stages[:-1]):  # its sums are in units of their own
         for name in RUNS:
             result[name]["other_sums"] = None
     return result
@@ -175,69 +166,78 @@ def pair_case(quick: bool) -> dict[str, Any]:
     return compare(model, packed, x[held].numpy().astype(np.int8), x[held], y[held], 1.0)
 
 
+class Export(Experiment):
+    """Seven networks trained and exported, and three whose layers are timed beside float32 and int8."""
+
+    title = "Export"
+    source = "networks on MNIST; the C needs gcc, the QONNX qonnx"
+    repeats = 3
+
+    def plan(self, lab: Lab) -> None:
+        repeats = range(lab.seeds or (1 if lab.quick else self.repeats))
+        timed = list(TIMED)[:1] if lab.quick else list(TIMED)
+        networks = [PAIR, "784-128-10, sign"] if lab.quick else [PAIR, *NETWORKS]
+        lab.run([{"stage": "time", "network": name, "repeat": k} for name in timed for k in repeats], "times")
+        lab.run([{"stage": "compare", "network": name} for name in networks], "networks")
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        name, quick = job["network"], job["quick"]
+        with threads(1):
+            if job["stage"] == "time":
+                return {"layers": to_json(measure(TIMED[name](), repeats=10 if quick else 100))}
+            with seeded(0):
+                return pair_case(quick) if name == PAIR else images_case(name, quick)
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        compared, timed = where(runs, stage="compare"), where(runs, stage="time")
+        same, sizes, times = [], [], []
+        for name in (name for name in (*NETWORKS, PAIR) if name in set(compared.get("network", ()))):
+            own = where(compared, network=name).iloc[0]
+            found = [
+                f"{own[to]['other_classes']}; {_total(own[to]['other_sums'])}" if to in own else "–"
+                for to in RUNS
+            ]
+            same.append(
+                [name, f"{own['images']:,}", f"{own['torch']['correct'] / own['images']:.4f}", *found]
+            )
+            ratio = own["state_dict_bytes"] / own["packed"]["bytes"]
+            numbers = [own["weights"], own["state_dict_bytes"], own["packed"]["bytes"], own["onnx"]["bytes"]]
+            numbers += [own["c"][key] for key in ("constants", "ram", "code_gcc_Os")]
+            cells = [f"{number:,}" for number in numbers]
+            sizes.append([name, *cells[:3], f"1/{ratio:.1f}", *cells[3:]])
+        for name, repeats in groups(timed, "network"):
+            layers = pd.DataFrame([layer for run in repeats["layers"] for layer in run])
+            for layer, measured in groups(layers, "name"):
+                ratios = [measured[kind] / measured["packed_ms"] for kind in ("float_ms", "int8_ms")]
+                cells = ["–" if r.isna().any() else f"{r.min():.2f}–{r.max():.2f}" for r in ratios]
+                times.append([name, layer, *cells])
+        tables = [
+            Table(["network", "images", "torch accuracy", *(f"{to}: classes; sums" for to in RUNS)], same),
+            Table(
+                [
+                    "network",
+                    "weights",
+                    "float32",
+                    "packed file",
+                    "ratio",
+                    "ONNX",
+                    "C: constants",
+                    "RAM",
+                    "code",
+                ],
+                sizes,
+            ),
+            Table(["network", "layer", "× float32", "× int8"], times),
+        ]
+        return Section(list(_NOTES), [table for table in tables if table.rows])
+
+
 def _total(other_sums: list[int] | None) -> str:
     return "–" if other_sums is None else f"{sum(other_sums):,}"
 
 
-def tables(results: dict[str, Any]) -> str:
-    """What docs/export.md shows."""
-    same, sizes, times = [], [], []
-    for name in (*NETWORKS, PAIR):
-        if own := results.get(name):
-            cells = [f"{own[one]['other_classes']}; {_total(own[one]['other_sums'])}" for one in RUNS]
-            accuracy = own["torch"]["correct"] / own["images"]
-            same.append([name, f"{own['images']:,}", f"{accuracy:.4f}", *cells])
-            ratio = own["state_dict_bytes"] / own["packed"]["bytes"]
-            numbers = [own["weights"], own["state_dict_bytes"], own["packed"]["bytes"]]
-            c = [own["c"][key] for key in ("constants", "ram", "code_gcc_Os")]
-            cells = [f"{number:,}" for number in (*numbers, own["onnx"]["bytes"], *c)]
-            sizes.append([name, *cells[:3], f"1/{ratio:.1f}", *cells[3:]])
-    for name in REPORTS:
-        for rows in zip(*results.get(name, []), strict=True):
-            ratios = [
-                [row[key] and row[key] / row["packed_ms"] for row in rows] for key in ("float_ms", "int8_ms")
-            ]
-            cells = ["–" if None in own else f"{min(own):.2f}–{max(own):.2f}" for own in ratios]
-            times.append([name.removeprefix("report of "), rows[0]["name"], *cells])
-    images = ["network", "images", "torch accuracy", *(f"{one}: classes; sums" for one in RUNS)]
-    bytes_ = ["network", "weights", "float32", "packed file", "ratio", "ONNX", "C: constants", "RAM", "code"]
-    ratio_ = ["network", "layer", "× float32", "× int8"]
-    made = [Table(images, same), Table(bytes_, sizes), Table(ratio_, times)]
-    return "\n\n".join(table.to_markdown() for table in made)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("export.json"))
-    parser.add_argument("--quick", action="store_true", help="one epoch of 10,000 images: not a result")
-    parser.add_argument("--report-only", action="store_true", help="time the runtime anew, and nothing else")
-    parser.add_argument("--tables", action="store_true", help="print the results so far, and nothing else")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    if args.tables:
-        print(tables(results))
-        return
-    results["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
-
-    def keep() -> None:
-        write_atomically(args.out, json.dumps(results, indent=1).encode())
-
-    for name, make in REPORTS.items():
-        if args.report_only or name not in results:
-            results[name] = [to_json(measure(make(), repeats=100)) for _ in range(3)]
-            for run in results[name]:
-                print(name, {row["name"]: round(row["float_ms"] / row["packed_ms"], 2) for row in run})
-            keep()
-    for name in [] if args.report_only else [PAIR, *NETWORKS]:
-        if name in results:
-            continue
-        torch.manual_seed(0)
-        begin = time.perf_counter()
-        results[name] = pair_case(args.quick) if name == PAIR else images_case(name, args.quick)
-        print(f"{name}: {json.dumps(results[name])}  ({time.perf_counter() - begin:.0f} s)", flush=True)
-        keep()
-
-
-if __name__ == "__main__":
-    main()
+_NOTES = (
+    "First table: on how many images an export has another class than torch, and in how many places one of "
+    "its sums differs. Second: bytes. Third: time of float32 and of int8 as a multiple of the packed "
+    "runtime's, from the lowest to the highest of the repeats, one thread.",
+)

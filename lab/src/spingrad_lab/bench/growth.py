@@ -1,18 +1,17 @@
 """How the cost of a layer's step grows with its rows, inputs and units."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 
 from spingrad import BinaryLeastSquares, LayerRecord
 from spingrad._timing import threads
 from spingrad.solvers import BlockDescentSolver
-from spingrad_lab.bench.timing import processor_seconds
+from spingrad_lab.bench.timing import exponent, processor_seconds
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 
 AXES = {"B": "rows B", "n": "inputs n", "m": "units m"}
 SIZES = (256, 512, 1024, 2048, 4096)
@@ -20,7 +19,7 @@ BASE = {"B": 256, "n": 512, "m": 512}
 
 
 class Growth(Experiment):
-    """Pose and solve one layer, each size over a factor of 16 while the others rest."""
+    """Pose and solve one layer, each size over a factor of 16 while the others stay."""
 
     title = "Growth"
     source = "one layer, 256 to 4,096 rows, inputs and units"
@@ -42,20 +41,15 @@ class Growth(Experiment):
             solve = processor_seconds(lambda: _step(record, weight))
         return {"seconds": solve, "product": product}
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        points = _points(lines, "seconds")
-        bare = _points(lines, "product")
-        rows = [
-            [AXES[axis], *(f"{1e3 * own[s]:.2f}" for s in own), f"{exponent(own):.2f}"]
-            for axis, own in points.items()
-        ]
-        rows += [
-            [f"one bare product, {AXES[a]}", *(f"{1e3 * own[s]:.2f}" for s in own), f"{exponent(own):.2f}"]
-            for a, own in bare.items()
-        ]
-        sizes = [f"{size:,}" for size in next(iter(points.values()))]
+    def show(self, runs: pd.DataFrame) -> Section:
+        step, bare = _medians(runs, "seconds"), _medians(runs, "product")
+        rows = []
+        for label, points in (("", step), ("one bare product, ", bare)):
+            for axis, own in points.items():
+                rows.append([label + AXES[axis], *(f"{1e3 * s:.2f}" for s in own), f"{exponent(own):.2f}"])
+        sizes = [f"{size:,}" for size in next(iter(step.values())).index]
         table = Table(["processor ms", *sizes, "exponent"], rows)
-        return Section(list(_NOTES), [table], [Figure("growth", _CAPTION, _figure(points, bare))])
+        return Section(list(_NOTES), [table], [Figure("growth", _CAPTION, _figure(step, bare))])
 
 
 def _step(record: LayerRecord, weight: torch.Tensor) -> None:
@@ -67,44 +61,26 @@ def _step(record: LayerRecord, weight: torch.Tensor) -> None:
         start += len(spins)
 
 
-def _points(lines: Sequence[Line], metric: str) -> dict[str, dict[int, float]]:
-    """Median over the repeats, for each axis and size."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for line in lines:
-        axis = line.job["axis"]
-        found.setdefault(axis, {}).setdefault(line.job[axis], []).append(line.metrics[metric])
-    return {a: {s: float(np.median(own[s])) for s in sorted(own)} for a, own in found.items()}
+def _medians(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
+    """For each axis, the median over the repeats by size."""
+    return {axis: own.groupby(axis)[metric].median() for axis in AXES if len(own := where(runs, axis=axis))}
 
 
-def exponent(points: dict[int, float]) -> float:
-    """Slope of a straight line through all points on log-log axes.
-
-    Example:
-        >>> round(exponent({size: 5e-9 * size**1.5 for size in (256, 512, 1024)}), 3)
-        1.5
-    """
-    return float(np.polyfit(np.log(list(points)), np.log(list(points.values())), 1)[0])
-
-
-def _figure(points: dict[str, dict[int, float]], bare: dict[str, dict[int, float]]) -> str:
+def _figure(points: dict[str, pd.Series], bare: dict[str, pd.Series]) -> str:
     canvas, axes = figures.new(9.2, 3.2, columns=3)
     for panel, (axis, own) in zip(axes[0], points.items(), strict=True):
         label = f"step of one layer, exponent {exponent(own):.2f}"
-        panel.plot(*_ms(own), "o-", color=figures.VERMILION, markersize=4, label=label)
+        panel.plot(own.index, 1e3 * own, "o-", color=figures.VERMILION, markersize=4, label=label)
         label = f"one bare product, exponent {exponent(bare[axis]):.2f}"
-        panel.plot(*_ms(bare[axis]), "s--", color=figures.GREY, markersize=3.5, label=label)
+        panel.plot(bare[axis].index, 1e3 * bare[axis], "s--", color=figures.GREY, markersize=3.5, label=label)
         rest = ", ".join(f"{name} = {size}" for name, size in BASE.items() if name != axis)
         panel.set(xscale="log", yscale="log", xlabel=AXES[axis], title=rest, ylim=(0.5, 300))
-        panel.set_xticks(list(own), [f"{size:,}" for size in own])
+        panel.set_xticks(own.index, [f"{size:,}" for size in own.index])
         panel.set_yticks([1, 10, 100], ["1", "10", "100"])
         panel.minorticks_off()
         panel.legend(fontsize=7.5)
     axes[0, 0].set_ylabel("processor ms, one thread")
     return to_svg(canvas)
-
-
-def _ms(points: dict[int, float]) -> tuple[list[int], list[float]]:
-    return list(points), [1e3 * seconds for seconds in points.values()]
 
 
 _CAPTION = "Processor time of one layer's step against its rows, inputs and units, beside one bare product."

@@ -6,16 +6,16 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.baselines import SignSGD
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.runs import Experiment, Job, Lab, Line
+from spingrad_lab.runs import Experiment, Job, Lab, groups
 
 METHODS = {"SignSGD": SignSGD, "QP-SBGD": QPSBGD}
 LAYERS = {
@@ -49,17 +49,15 @@ class Memory(Experiment):
         metrics: dict[str, Any] = json.loads(done.stdout)
         return metrics
 
-    def show(self, lines: Sequence[Line]) -> Section:
+    def show(self, runs: pd.DataFrame) -> Section:
         rows = []
-        for layer in dict.fromkeys(line.job["layer"] for line in lines):
-            for method in METHODS:
-                own = [ln.metrics for ln in lines if ln.job["layer"] == layer and ln.job["method"] == method]
-                peak, before = (max(run[k] for run in own) for k in ("peak", "imported"))
-                seconds = [sorted(run[k] for run in own)[len(own) // 2] for k in ("passes", "step")]
-                rows.append(
-                    [f"{layer}: {method}", f"{peak / 2**30:.2f}", f"{(peak - before) / 2**30:.2f}"]
-                    + [f"{s:.2f}" for s in (*seconds, sum(seconds))]
-                )
+        for (layer, method), own in groups(runs, ["layer", "method"]):
+            peak, before = own["peak"].max(), own["imported"].max()
+            seconds = [own[part].median() for part in ("passes", "step")]
+            rows.append(
+                [f"{layer}: {method}", f"{peak / 2**30:.2f}", f"{(peak - before) / 2**30:.2f}"]
+                + [f"{s:.2f}" for s in (*seconds, sum(seconds))]
+            )
         header = ["layer and method", "peak GiB", "of the layer", "passes, s", "step, s", "both, s"]
         return Section(list(_NOTES), [Table(header, rows)])
 

@@ -1,19 +1,10 @@
-"""Does QPU training stay exactly-once, within budget and silent about its token, whatever goes wrong?
+"""Does QPU training stay exactly-once, within budget and silent about its token, whatever goes wrong?"""
 
-    python benchmarks/qpu_faults.py --out benchmarks/results/qpu_faults.json
-
-Everything runs against the emulator of D-Wave's service on this machine, through D-Wave's own client. Its
-ledger is the truth about money. Fault rates are far above those of any real service: the numbers say that
-the mechanism holds, not what to expect. The short versions run in the test suite.
-"""
-
-import argparse
 import json
 import logging
 import math
 import os
 import pickle
-import platform
 import random
 import signal
 import subprocess
@@ -31,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -45,6 +37,8 @@ from spingrad.testing.sapi.chip import working_chip
 from spingrad.testing.sapi.faults import ANSWER, STAGES, TRANSPORT, Fault, mutated
 from spingrad.testing.sapi.wire import decode_problem
 from spingrad_lab.methods import ONE_BATCH
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
 Numbers = dict[str, float]
 Plan = tuple[str, str, dict[str, Any]]
@@ -151,7 +145,7 @@ def chaos(
     codes: Sequence[int] = CODES,
     scale: float = 1.0,
 ) -> Numbers:
-    """Steps on several threads, each fault so many times, and what the ledgers say in the end.
+    """Steps on several threads, each fault ``times`` times, and what the ledgers say in the end.
 
     A smaller ``scale`` makes everyone less patient, and the faults shorter.
     """
@@ -311,8 +305,9 @@ def kills(folder: Path, steps: int, kills: int, threads: int = 4) -> Numbers:
         for kind in ("reset_after", "reset", "late", "truncate"):
             sapi.inject("submit", kind, math.inf, 0.05, seconds=0.3)
         sapi.inject("load", "reset_after", math.inf, 0.1)
-        command = [sys.executable, __file__, "--child", sapi.url, str(journal), str(steps), str(kills)]
-        child = subprocess.run([*command, str(threads)], check=True, capture_output=True, text=True)
+        numbers = (str(number) for number in (steps, kills, threads))
+        command = [sys.executable, "-m", "spingrad_lab.bench.qpu_faults", sapi.url, str(journal), *numbers]
+        child = subprocess.run(command, check=True, capture_output=True, text=True)
         solver = solver_at(connect(sapi), journal)
         run = _Run(sapi, solver)
         run.taken = steps
@@ -623,104 +618,86 @@ def _texts(error: BaseException) -> list[str]:
 # The table
 
 
-def asked() -> list[tuple[str, Callable[[Path], Numbers], dict[str, tuple[str, float]]]]:
-    """What is run, and for each number what is asked of it."""
-    once = {
-        "steps lost": ("=", 0.0),
-        "… but not damaged where they are stored": ("=", 0.0),
-        "paid twice": ("=", 0.0),
-        "ledgers differ by, s": ("≤", 1e-6),
-        "requests a second in a loop": ("≤", 5.0),
+def parts(quick: bool) -> dict[str, Callable[[Path], Numbers]]:
+    """What is run, each in a folder of its own."""
+    few: dict[str, Any] = {"threads": 12, "probability": 0.5, "codes": (401,), "scale": 0.3}
+    return {
+        "faults": lambda to: chaos(to, 24, times=1, **few) if quick else chaos(to, 500, times=8),
+        "kill -9": lambda to: kills(to, *((20, 3) if quick else (500, 25))),
+        "accepted late, within settle": lambda to: late(to, 8, lateness=1.0, settle=2.0),
+        "accepted later than settle": lambda to: late(to, 8, lateness=1.0, settle=0.3),
+        "… while the queue is long": lambda to: late(to, 12, lateness=1.8, settle=0.3, queue_seconds=1.5),
+        "budget": lambda to: budget(to, 20 if quick else 60, 10),
+        "budget, under faults": lambda to: budget(to, 20 if quick else 60, 10, faults=0.15),
+        "damaged answers": lambda to: damaged_answers(1_000 if quick else 10_000),
+        "damaged replies": lambda to: damaged_replies(to, 40 if quick else 400),
+        "token": lambda to: canary(to, 4 if quick else 40),
     }
-    within = {
-        "times over budget": ("=", 0.0),
-        "client ledger short of the server's by, s": ("≤", 1e-6),
-        "jobs paid": ("≤", 10.0),
-    }
-    none_wrong = {"accepted, but wrong": ("=", 0.0)}
-    return [
-        (
-            "faults",
-            lambda folder: chaos(folder, 500, times=8),
-            once
-            | {"steps": ("≥", 500.0), "faults": ("≥", 1000.0), "kinds of faults not met": ("=", 0.0)}
-            | {"longest call / deadline": ("≤", 1.1), "tokens at another host": ("=", 0.0)},
-        ),
-        ("kill -9", lambda folder: kills(folder, 500, 25), once | {"kills": ("≥", 25.0)}),
-        (
-            "accepted late, within settle",
-            lambda folder: late(folder, 8, lateness=1.0, settle=2.0),
-            {"jobs paid": ("=", 8.0), "ledgers differ by, s": ("≤", 1e-6)},
-        ),
-        (
-            "accepted later than settle",
-            lambda folder: late(folder, 8, lateness=1.0, settle=0.3),
-            {"jobs paid": ("≤", 16.0)},
-        ),
-        (
-            "… while the queue is long",
-            lambda folder: late(folder, 12, lateness=1.8, settle=0.3, queue_seconds=1.5),
-            {"jobs withdrawn": ("≥", 1.0), "ledgers differ by, s": ("≤", 1e-6)}
-            | {"faults of withdrawing": ("=", float(len(TRANSPORT)))},
-        ),
-        (
-            "budget",
-            lambda folder: budget(folder, 60, 10),
-            within | {"jobs paid": ("=", 10.0)},
-        ),
-        ("budget, under faults", lambda folder: budget(folder, 60, 10, faults=0.15), within),
-        (
-            "damaged answers",
-            lambda folder: damaged_answers(10_000),
-            none_wrong | {"answers": ("≥", 10_000.0), "wrong bill believed": ("=", 0.0)},
-        ),
-        ("damaged replies", lambda folder: damaged_replies(folder, 400), none_wrong),
-        (
-            "token",
-            lambda folder: canary(folder, 40),
-            {"token in any of them": ("=", 0.0), "token at another host": ("=", 0.0)},
-        ),
-    ]
 
 
-def holds(value: float, sign: str, wanted: float) -> bool:
-    return {"=": value == wanted, "≤": value <= wanted, "≥": value >= wanted}[sign]
+ONCE = {
+    "steps lost": "= 0",
+    "… but not damaged where they are stored": "= 0",
+    "paid twice": "= 0",
+    "ledgers differ by, s": "≤ 1e-06",
+    "requests a second in a loop": "≤ 5",
+}
+WITHIN = {"times over budget": "= 0", "client ledger short of the server's by, s": "≤ 1e-06"}
+ASKED: dict[str, dict[str, str]] = {
+    "faults": ONCE
+    | {"steps": "≥ 500", "faults": "≥ 1000", "kinds of faults not met": "= 0"}
+    | {"longest call / deadline": "≤ 1.1", "tokens at another host": "= 0"},
+    "kill -9": ONCE | {"kills": "≥ 25"},
+    "accepted late, within settle": {"jobs paid": "= 8", "ledgers differ by, s": "≤ 1e-06"},
+    "accepted later than settle": {"jobs paid": "≤ 16"},
+    "… while the queue is long": {"jobs withdrawn": "≥ 1", "ledgers differ by, s": "≤ 1e-06"}
+    | {"faults of withdrawing": f"= {len(TRANSPORT)}"},
+    "budget": WITHIN | {"jobs paid": "= 10"},
+    "budget, under faults": WITHIN | {"jobs paid": "≤ 10"},
+    "damaged answers": {"accepted, but wrong": "= 0", "answers": "≥ 10000", "wrong bill believed": "= 0"},
+    "damaged replies": {"accepted, but wrong": "= 0"},
+    "token": {"token in any of them": "= 0", "token at another host": "= 0"},
+}
+"""What is asked of the numbers of each part; those with ≥ are about full sizes."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", help="run the parts whose name contains this")
-    parser.add_argument("--out", help="also write the numbers here, as JSON")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        url, journal, *counts = args.child
-        child(url, journal, *map(int, counts))
-    torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    failed = 0
-    print(f"{'part':30} {'number':44} {'asked':>12} {'measured':>14}")
-    for name, run, wanted in asked():
-        if args.only and args.only not in name:
-            continue
-        begin = time.monotonic()
+def holds(value: float, asked: str) -> bool:
+    sign, wanted = asked.split()
+    return {"=": value == float(wanted), "≤": value <= float(wanted), "≥": value >= float(wanted)}[sign]
+
+
+class QPUFaults(Experiment):
+    """What can go wrong between a run and D-Wave's service, and what the ledgers say in the end."""
+
+    title = "Faults of the QPU service"
+    source = "the emulator of D-Wave's service, through D-Wave's own client"
+
+    def plan(self, lab: Lab) -> None:
+        lab.run([{"part": part} for part in ASKED])
+
+    def compute(self, job: Job) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            numbers = run(Path(folder))
-        results[name] = numbers | {"seconds": time.monotonic() - begin}
-        for number, value in results[name].items():
-            sign, limit = wanted.get(number, ("", 0.0))
-            good = not sign or holds(value, sign, limit)
-            failed += not good
-            ask = f"{sign} {limit:g}" if sign else ""
-            print(f"{name:30} {number:44} {ask:>12} {value:14,.6g}{'' if good else '  FAILED'}", flush=True)
-            name = ""
-    if args.out:
-        versions = {"torch": torch.__version__, "python": platform.python_version()}
-        limits = {name: {k: f"{s} {v:g}" for k, (s, v) in w.items()} for name, _, w in asked()}
-        with open(args.out, "w") as file:
-            json.dump({"versions": versions, "asked": limits, "measured": results}, file, indent=1)
-    sys.exit(f"{failed} numbers are not as asked" if failed else 0)
+            return parts(job["quick"])[job["part"]](Path(folder))
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        rows, failed, quick = [], 0, runs["quick"].any()
+        for part, own in groups(runs, "part"):
+            numbers = where(own).drop(columns=["part", "quick", "run_seconds"]).iloc[0]
+            for place, (name, value) in enumerate(numbers.items()):
+                asked = ASKED[part].get(str(name), "")
+                asked = "" if quick and "≥" in asked else asked
+                good = not asked or holds(value, asked)
+                failed += not good
+                told = f"{value:,.6g}" + ("" if good else " **failed**")
+                rows.append(["" if place else part, str(name), asked, told])
+        notes = [
+            "The emulator's ledger is the truth about money. Fault rates are far above those of any real "
+            "service: the numbers say that the mechanism holds, not what to expect.",
+            f"{failed or 'None'} of the numbers that something is asked of {'is' if failed == 1 else 'are'} "
+            "not as asked.",
+        ]
+        return Section(notes, [Table(["part", "number", "asked", "measured"], rows)])
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the process that is killed and started again
+    child(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,64 +1,74 @@
-"""How much faster four Ray actors solve a step than one, and what the death of an actor costs.
+"""How much faster four Ray actors solve a step than one, and what the death of an actor costs."""
 
-    python benchmarks/ray_farm.py --out benchmarks/results/ray_farm.json
-
-A step's problems of 32 rows, 40 inputs and 12 units each, two layers, solved to the proven optimum by Gurobi
-(``--solver exact`` for the exact decoder) with 1, 2 and 4 actors; one actor is killed in the middle of a
-further step. Times are medians over the rounds, in which the numbers of actors take turns.
-"""
-
-import argparse
-import json
 import os
-import statistics
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
-from spingrad.distributed.ray import RaySolver, connect
-from spingrad.solvers import ExactSolver, GurobiSolver
+from spingrad.solvers import ExactSolver, GurobiSolver, Solver
 from spingrad.testing import random_problem
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import Experiment, Job, Lab
 
 ACTORS = (1, 2, 4)
+SOLVERS: dict[str, Callable[[], Solver]] = {"gurobi": GurobiSolver, "exact": ExactSolver}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--solver", choices=["gurobi", "exact"], default="gurobi")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--inputs", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=Path("ray_farm.json"))
-    args = parser.parse_args()
-    make = GurobiSolver if args.solver == "gurobi" else ExactSolver
-    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 unless told, below everything else on the machine
-    ray = connect()
-    problems = [random_problem(32, args.inputs, 12, seed=i) for i in range(2)]
-    farms = {count: RaySolver(make, count) for count in ACTORS}
-    spins = [farm.solve_all(problems)[0].spins for farm in farms.values()]  # and warms up
-    seconds: dict[int, list[float]] = {count: [] for count in ACTORS}
-    for _ in range(args.rounds):
-        for count, farm in farms.items():
-            begin = time.perf_counter()
-            farm.solve_all(problems)
-            seconds[count].append(time.perf_counter() - begin)
-    farm = farms[4]
-    threading.Timer(statistics.median(seconds[4]) / 2, ray.kill, [farm._actors[0]]).start()
-    again = farm.solve_all(problems)[0].spins
-    median = {count: statistics.median(times) for count, times in seconds.items()}
-    result = {
-        "solver": args.solver,
-        "cores": os.cpu_count(),
-        "tasks": sum(problem.num_units for problem in problems),
-        "seconds": median,
-        "speed-up": {count: median[1] / time for count, time in median.items()},
-        "repeated after a kill": farm.repeated,
-        "same spins": all(torch.equal(other, again) for other in spins),
-    }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+class RayFarm(Experiment):
+    """The problems of a step, solved to the proven optimum by 1, 2 and 4 actors in turns."""
 
+    title = "A farm of Ray actors"
+    source = "two layers of 32 rows, 40 inputs and 12 units"
+    rounds = 5
 
-if __name__ == "__main__":
-    main()
+    def plan(self, lab: Lab) -> None:
+        lab.run([{"solver": lab.solver or ("exact" if lab.quick else "gurobi"), "repeat": 0}])
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        from spingrad.distributed.ray import RaySolver, connect
+
+        # Unless told, Ray's workers have niceness 15: below everything else on the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        ray = connect()
+        inputs, rounds = (16, 2) if job["quick"] else (40, self.rounds)
+        problems = [random_problem(32, inputs, 12, seed=i) for i in range(2)]
+        farms = {count: RaySolver(SOLVERS[job["solver"]], count) for count in ACTORS}
+        spins = [farm.solve_all(problems)[0].spins for farm in farms.values()]  # the first call warms up
+        seconds: dict[int, list[float]] = {count: [] for count in ACTORS}
+        for _ in range(rounds):
+            for count, farm in farms.items():
+                begin = time.perf_counter()
+                farm.solve_all(problems)
+                seconds[count].append(time.perf_counter() - begin)
+        median = {count: float(np.median(times)) for count, times in seconds.items()}
+        farm = farms[4]
+        threading.Timer(median[4] / 2, ray.kill, [farm._actors[0]]).start()
+        again = farm.solve_all(problems)[0].spins
+        return {
+            "cores": os.cpu_count(),
+            "tasks": sum(problem.num_units for problem in problems),
+            "seconds": {str(count): time for count, time in median.items()},
+            "speed-up": {str(count): median[1] / time for count, time in median.items()},
+            "repeated after a kill": farm.repeated,
+            "same spins": all(torch.equal(other, again) for other in spins),
+        }
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        rows = []
+        for _, run in runs.iterrows():
+            speed = [f"{run['seconds'][str(n)]:.2f} ({run['speed-up'][str(n)]:.2f} ×)" for n in ACTORS]
+            same = "yes" if run["same spins"] else "no"
+            rows.append([run["solver"], str(run["cores"]), *speed, str(run["repeated after a kill"]), same])
+        header = ["solver", "cores", *(f"{n} actor{'s' * (n > 1)}: s" for n in ACTORS)]
+        header += ["tasks repeated after a kill", "same spins"]
+        notes = [
+            "Every unit is a task, solved to the proven optimum. Times are medians over rounds in which the "
+            "numbers of actors take turns, with the speed-up over one actor in brackets; in a further step "
+            "one of four actors is killed.",
+        ]
+        return Section(notes, [Table(header, rows)])

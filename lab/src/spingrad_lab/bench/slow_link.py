@@ -1,16 +1,9 @@
-"""Steps per second of vote, gather and DDP between two workers on a link of 10 Mbit/s, and the bytes on it.
+"""Steps per second of vote, gather and DDP between two workers on a link of 10 Mbit/s, and its bytes."""
 
-    sudo python benchmarks/slow_link.py --out benchmarks/results/slow_link.json     # Linux, iproute2, root
-
-784-512-512-10 on MNIST, 100 rows a worker. Two network namespaces are joined by a virtual cable whose ends
-are shaped by ``tc … tbf``; each holds one worker. Bytes are those of the interface's own counter, headers of
-TCP and IP and the answers included.
-"""
-
-import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,8 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
+
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
 RATE = "10mbit"
 ROWS = 100
@@ -51,7 +48,7 @@ def remove_cable() -> None:
 
 
 def work(rank: int) -> None:
-    """One worker, in its namespace: every method after the other."""
+    """One worker, in its namespace: one method after the other."""
     import torch.distributed as dist
 
     from spingrad import BinaryLinear, binary_parameters
@@ -104,28 +101,7 @@ def _transmitted(rank: int) -> int:
     return int(Path(f"/sys/class/net/{CABLE[rank]}/statistics/tx_bytes").read_text())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("slow_link.json"))
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker is not None:
-        return work(args.worker)
-    runs = [run() for _ in range(args.runs)]
-    args.out.write_text(json.dumps({"rate": RATE, "rows": ROWS, "runs": runs}, indent=1) + "\n")
-    print(f"{'method':12} {'steps/s':>8} {'of all runs':>13} {'bytes a step':>13} {'of DDP':>7}")
-    for method in METHODS:
-        rates = sorted(1 / line["seconds"] for lines in runs for line in lines if line["method"] == method)
-        sent, ddp = (
-            statistics.median(line["bytes"] for lines in runs for line in lines if line["method"] == name)
-            for name in (method, "DDP signSGD")
-        )
-        spread = f"{rates[0]:.2f}–{rates[-1]:.2f}"
-        print(f"{method:12} {statistics.median(rates):8.2f} {spread:>13} {sent:13,.0f} {sent / ddp:7.4f}")
-
-
-def run() -> list[dict[str, Any]]:
+def run_both() -> list[dict[str, Any]]:
     """Both workers, once; what the first one measured."""
     remove_cable()
     lay_cable()
@@ -133,7 +109,16 @@ def run() -> list[dict[str, Any]]:
         workers = []
         for rank, (name, end) in enumerate(zip(NAMES, CABLE, strict=True)):
             environment = {**os.environ, "GLOO_SOCKET_IFNAME": end, "OMP_NUM_THREADS": "1"}
-            command = ["ip", "netns", "exec", name, sys.executable, __file__, "--worker", str(rank)]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-m",
+                "spingrad_lab.bench.slow_link",
+                str(rank),
+            ]
             workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         outputs = [worker.communicate()[0] for worker in workers]
         if any(worker.returncode for worker in workers):
@@ -143,5 +128,37 @@ def run() -> list[dict[str, Any]]:
     return [json.loads(text) for text in outputs[0].splitlines()]
 
 
-if __name__ == "__main__":
-    main()
+class SlowLink(Experiment):
+    """Two network namespaces, joined by a virtual cable whose ends are shaped; each holds one worker."""
+
+    title = "A slow link"
+    source = f"784-512-512-10 on MNIST, {ROWS} rows per worker, two workers at 10 Mbit/s"
+    repeats = 3
+
+    def plan(self, lab: Lab) -> None:
+        if os.name != "posix" or os.geteuid() or not all(map(shutil.which, ("ip", "tc"))):
+            raise ValueError("slow-link lays a virtual cable: it needs Linux, iproute2 (ip, tc) and root")
+        lab.run([{"repeat": repeat} for repeat in range(lab.seeds or (1 if lab.quick else self.repeats))])
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        return {"rate": RATE, "rows": ROWS, "methods": run_both()}
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        lines = pd.DataFrame([line for methods in runs["methods"] for line in methods])
+        lines = lines.assign(rate=1 / lines["seconds"])
+        ddp = where(lines, method="DDP signSGD")["bytes"].median()
+        rows = []
+        for method, own in groups(lines, "method"):
+            rate, sent = own["rate"], own["bytes"].median()
+            spread = f"{rate.min():.2f}–{rate.max():.2f}"
+            rows.append([method, f"{rate.median():.2f}", spread, f"{sent:,.0f}", f"{sent / ddp:.4f}"])
+        header = ["method", "steps per second", "of all runs", "bytes per step", "of DDP"]
+        note = (
+            "Bytes are those of the interface's own counter, with the headers of TCP and IP and the answers. "
+            "Times are medians of a run's steps, two warm-up steps left out."
+        )
+        return Section([note], [Table(header, rows)])
+
+
+if __name__ == "__main__":  # one worker, in its namespace
+    work(int(sys.argv[1]))

@@ -1,10 +1,11 @@
 """Time, energy and certified gap of solvers on real layer problems, recorded from training on MNIST."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import pandas as pd
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 
@@ -20,7 +21,7 @@ from spingrad.solvers import (
 )
 from spingrad_lab.bench.timing import recorded_problems
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.runs import Experiment, Job, Lab, Line
+from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
 SIZES, BATCH, STEPS = (784, 512, 512, 10), 100, 200
 WHOLE: dict[str, Callable[[], Solver]] = {
@@ -78,47 +79,35 @@ class Solvers(Experiment):
             problems = recorded_problems(*(quick if job["quick"] else (SIZES, BATCH, STEPS)))
             return _wide(problems[job["layer"]], job) if job["stage"] == "wide" else _narrow(problems, job)
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        wide, narrow = ([ln for ln in lines if ln.job["stage"] == stage] for stage in ("wide", "narrow"))
+    def show(self, runs: pd.DataFrame) -> Section:
         tables = []
-        for layer in sorted({line.job["layer"] for line in wide}):
-            own = [line for line in wide if line.job["layer"] == layer]
-            default = next(ln.metrics["ms"] for ln in own if "default" in ln.job["solver"])
+        wide, narrow = where(runs, stage="wide"), where(runs, stage="narrow")
+        for _, own in groups(wide, "layer"):
+            default = own["ms"][own["solver"].str.contains("default")].iloc[0]
             rows = [
                 [
-                    line.job["solver"] + (" †" if line.metrics["units"] < line.metrics["m"] else ""),
-                    f"{line.metrics['ms']:,.2f}",
-                    f"{line.metrics['products']:,.1f}",
-                    f"{line.metrics['ms'] / default:,.2f}",
-                    f"{line.metrics['energy']:.3f}",
-                    f"{line.metrics['gap %']:.4f}",
+                    run["solver"] + (" †" if run["units"] < run["m"] else ""),
+                    f"{run['ms']:,.2f}",
+                    f"{run['products']:,.1f}",
+                    f"{run['ms'] / default:,.2f}",
+                    f"{run['energy']:.3f}",
+                    f"{run['gap %']:.4f}",
                 ]
-                for line in own
+                for _, run in own.iterrows()
             ]
-            shape = "{r} rows, {n} inputs, {m} units".format(**own[0].metrics)
+            shape = "{r} rows, {n} inputs, {m} units".format(**own.iloc[0])
             header = ["solver", "ms", "bare products", "× default", "energy", "% above the bound"]
             tables.append(Table(header, rows, f"A wide layer: {shape}"))
-        if narrow:
-            fan_ins = sorted({line.job["n"] for line in narrow})
-            cells = {(line.job["solver"], line.job["n"]): line.metrics for line in narrow}
-            header = [
-                "solver",
-                *(f"n = {n}: mean, worst %" for n in fan_ins),
-                *(f"ms, n = {n}" for n in fan_ins),
-            ]
+        if len(narrow):
+            fan_ins = sorted(set(narrow["n"]))
+            header = ["solver", *(f"n = {n}: mean, worst %" for n in fan_ins)]
+            header += [f"ms, n = {n}" for n in fan_ins]
             rows = []
-            for name in dict.fromkeys(line.job["solver"] for line in narrow):
-                found = [cells[name, n] for n in fan_ins]
-                rows.append(
-                    [name]
-                    + [f"{c['mean %']:.4f}, {c['worst %']:.3f}" for c in found]
-                    + [f"{c['ms']:.3g}" for c in found]
-                )
-            tables.append(
-                Table(
-                    header, rows, f"Narrow layers: % above the proven optimum, ms for {UNITS} units together"
-                )
-            )
+            for name, own in groups(narrow.sort_values("n", kind="stable"), "solver"):
+                above = [f"{m:.4f}, {w:.3f}" for m, w in zip(own["mean %"], own["worst %"], strict=True)]
+                rows.append([name, *above, *(f"{ms:.3g}" for ms in own["ms"])])
+            caption = f"Narrow layers: % above the proven optimum, ms for {UNITS} units together"
+            tables.append(Table(header, rows, caption))
         return Section(list(_NOTES), tables)
 
 

@@ -2,23 +2,31 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import spingrad
 from spingrad import QPSBGD, binary_parameters
-from spingrad._timing import in_turns, threads
+from spingrad._timing import threads
 from spingrad.baselines import BinaryConnect, SignSGD
 from spingrad.solvers import BlockDescentSolver
+from spingrad_lab.bench import beside
+from spingrad_lab.bench.beside import Turn, package_in, revision, steps_of
 from spingrad_lab.bench.timing import batch, network
-from spingrad_lab.beyond.images import FashionConvolutional, pixels
 from spingrad_lab.methods import ONE_BATCH
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.images import FashionConvolutional, pixels
 
 WIDE, CONVOLUTIONAL = "784-1024-1024-10", "convolutional, 1-16-32 channels"
 SIZES = (784, 1024, 1024, 10)
@@ -42,72 +50,138 @@ class Step(Experiment):
     title = "The time of a training step"
     source = "784-1024-1024-10 on MNIST and a small convolutional network on Fashion-MNIST"
     repeats = 3
-    device = "cpu"
+
+    def __init__(self, device: str = "cpu", beside: Path | None = None) -> None:
+        self.device, self.beside = device, beside
 
     def plan(self, lab: Lab) -> None:
         repeats = range(1 if lab.quick else lab.seeds or self.repeats)
         cases = itertools.product((WIDE, CONVOLUTIONAL), (1,) if lab.quick else (1, 2), repeats)
         place = {} if self.device == "cpu" else {"device": self.device}
+        if self.beside:
+            package_in(self.beside)  # an unsuitable folder ends here
+            here = Path(spingrad.__file__).parents[2]
+            place |= {"here": revision(here), "beside": revision(self.beside)}
         jobs = [{"network": name, "threads": count, "repeat": k, **place} for name, count, k in cases]
         lab.run(jobs, "steps")
 
     def compute(self, job: Job) -> dict[str, Any]:
-        with threads(job["threads"]), seeded(job["repeat"]):
-            device = torch.device(job.get("device", "cpu"))
-            candidates = {name: _training(job["network"], make, device) for name, make in METHODS.items()}
-            if job["network"] == WIDE:
-                candidates |= {name: _products(bool(i), device) for i, name in enumerate(PRODUCTS)}
-            seconds = in_turns(candidates, *((2, 1) if job["quick"] else (100, 10)))
-        base = seconds["SignSGD"]
-        return {
-            name: {
-                "ms": round(1e3 * statistics.median(own), 3),
-                "ratio": round(statistics.median(own) / statistics.median(base), 4),
-                "quartiles": [
-                    round(float(q), 4)
-                    for q in np.quantile([t / b for t, b in zip(own, base, strict=True)], [0.25, 0.75])
-                ],
+        device, name = torch.device(job.get("device", "cpu")), job["network"]
+        with threads(job["threads"]), seeded(job["repeat"]), ExitStack() as open_until_the_end:
+            model, batches = _network_and_batches(name)
+            methods = {k: METHODS[k] for k in beside.METHODS} if "beside" in job else METHODS
+            turns = {
+                k: _turns(_training(deepcopy(model), batches, make, device)) for k, make in methods.items()
             }
-            for name, own in seconds.items()
-        }
+            if "beside" in job:
+                assert self.beside is not None
+                setting = {"network": name, "weights": model.state_dict(), "batches": batches}
+                setting |= {"threads": job["threads"], "device": str(device)}
+                others = open_until_the_end.enter_context(steps_of(self.beside, setting))
+                turns |= {f"{k}, beside": turn for k, turn in others.items()}
+            elif name == WIDE:
+                turns |= {k: _turns(_products(bool(i), device)) for i, k in enumerate(PRODUCTS)}
+            seconds = alternated(turns, *((2, 1) if job["quick"] else (100, 10)))
+        return {name: _ratios(own, _base(name, seconds)) for name, own in seconds.items()}
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        tables = []
-        for name in dict.fromkeys(line.job["network"] for line in lines):
-            own = [line for line in lines if line.job["network"] == name]
-            counts = sorted({line.job["threads"] for line in own})
+    def show(self, runs: pd.DataFrame) -> Section:
+        tables, notes = [], list(_NOTES)
+        if "beside" in runs:
+            notes.insert(0, _BESIDE)
+            for (here, there, name), own in groups(runs, ["here", "beside", "network"]):
+                tables.append(_versions(here, there, name, own))
+            runs = runs[runs["beside"].isna()]
+            if runs.empty:
+                return Section(notes[:1], tables)
+        for name, own in groups(runs, "network"):
+            counts = groups(own.sort_values("threads"), "threads")
             header = ["method"]
-            for count in counts:
+            for count, _ in counts:
                 header += [f"{count} thread{'s' * (count > 1)}: ms", "× SignSGD", "runs"]
             rows = []
-            for method in [name for name in (*METHODS, *PRODUCTS) if name in own[0].metrics]:
-                cells = [method]
-                for count in counts:
-                    runs = [line.metrics[method] for line in own if line.job["threads"] == count]
-                    ratios = [run["ratio"] for run in runs]
-                    cells += [
-                        f"{statistics.median(run['ms'] for run in runs):.1f}",
-                        f"{statistics.median(ratios):.2f}",
-                        f"{min(ratios):.2f}–{max(ratios):.2f}",
-                    ]
-                rows.append(cells)
+            for method in [method for method in (*METHODS, *PRODUCTS) if method in where(own)]:
+                row = [method]
+                for _, timed in counts:
+                    found = pd.DataFrame(list(timed[method]))
+                    ratio = found["ratio"]
+                    row += [f"{found['ms'].median():.1f}", f"{ratio.median():.2f}"]
+                    row.append(f"{ratio.min():.2f}–{ratio.max():.2f}")
+                rows.append(row)
             tables.append(Table(header, rows, f"{name}, batches of {BATCH[name]}"))
-        return Section(list(_NOTES), tables, [Figure("ratios", _CAPTION, _figure(lines))])
+        return Section(notes, tables, [Figure("ratios", _CAPTION, _figure(runs))])
+
+
+def _versions(here: str, there: str, name: str, runs: pd.DataFrame) -> Table:
+    """Both versions' times, their ratios to SignSGD and to each other."""
+    header, rows = ["method"], []
+    counts = groups(runs.sort_values("threads"), "threads")
+    for count, _ in counts:
+        header += [f"{count} thread{'s' * (count > 1)}: ms here", "ms there", "× SignSGD here", "there"]
+        header += ["here / there", "runs"]
+    for method in beside.METHODS:
+        row = [method]
+        for _, own in counts:
+            mine, theirs = (pd.DataFrame(list(own[k])) for k in (method, f"{method}, beside"))
+            faster = mine["ms"] / theirs["ms"]
+            row += [f"{found['ms'].median():.1f}" for found in (mine, theirs)]
+            row += [f"{found['ratio'].median():.2f}" for found in (mine, theirs)]
+            row += [f"{faster.median():.2f}", f"{faster.min():.2f}–{faster.max():.2f}"]
+        rows.append(row)
+    return Table(header, rows, f"{name}, batches of {BATCH[name]}: here is {here}, there is {there}")
+
+
+def _base(name: str, seconds: dict[str, list[float]]) -> list[float]:
+    """SignSGD of the same version."""
+    return seconds["SignSGD, beside" if name.endswith(", beside") else "SignSGD"]
+
+
+def _ratios(own: list[float], base: list[float]) -> dict[str, Any]:
+    quartiles = np.quantile(np.divide(own, base), [0.25, 0.75])
+    return {
+        "ms": round(1e3 * statistics.median(own), 3),
+        "ratio": round(statistics.median(own) / statistics.median(base), 4),
+        "quartiles": [round(float(q), 4) for q in quartiles],
+    }
+
+
+def alternated(turns: Mapping[str, Turn], repeats: int, turn: int) -> dict[str, list[float]]:
+    """Seconds of every step; candidates take turns of several steps, and the first turn only warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for round_ in range(1 + -(-repeats // turn)):
+        for name, take in turns.items():
+            taken = take(turn)
+            seconds[name] += taken if round_ else []
+    return seconds
+
+
+def _turns(call: Callable[[], None]) -> Turn:
+    def take(count: int) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return take
+
+
+def _network_and_batches(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    size = BATCH[name]
+    if name == WIDE:
+        return network(SIZES), [batch(size, step) for step in range(20)]
+    x, y = pixels("fashion", "train")
+    batches = [(x[size * i : size * (i + 1)], y[size * i : size * (i + 1)]) for i in range(20)]
+    return object.__new__(FashionConvolutional).network(), batches
 
 
 def _training(
-    name: str, make: Callable[[nn.Module], torch.optim.Optimizer], device: torch.device
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+    device: torch.device,
 ) -> Callable[[], None]:
     """A call that takes the next step of training; batches are ready before the clock starts."""
-    if name == WIDE:
-        model: nn.Module = network(SIZES)
-        batches = [batch(BATCH[name], step) for step in range(20)]
-    else:
-        task = object.__new__(FashionConvolutional)
-        model = task.network()
-        x, y = pixels("fashion", "train")
-        size = BATCH[name]
-        batches = [(x[size * i : size * (i + 1)], y[size * i : size * (i + 1)]) for i in range(20)]
     model.to(device)
     optimizer, supply = make(model), itertools.cycle((x.to(device), y.to(device)) for x, y in batches)
 
@@ -134,7 +208,7 @@ def _products(projected: bool, device: torch.device) -> Callable[[], None]:
             if place:
                 torch.mm(grad, weight, out=to_input)
             torch.mm(grad.T, x, out=to_weight)
-            if projected:  # all blocks but the last are fed back
+            if projected:  # all blocks except the last are fed back
                 kept = 2 * x.shape[1] // 3
                 torch.mm(weight[:, :kept], x[:, :kept].T, out=out.view(len(weight), -1))
         _finish(device)
@@ -148,14 +222,14 @@ def _finish(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _figure(lines: Sequence[Line]) -> str:
+def _figure(runs: pd.DataFrame) -> str:
     canvas, axes = figures.new(8.4, 3.2, columns=2)
     for panel, name in zip(axes[0], (WIDE, CONVOLUTIONAL), strict=True):
-        own = [line for line in lines if line.job["network"] == name]
-        methods = [method for method in METHODS if own]
+        own = where(runs, network=name)
+        methods = [method for method in METHODS if len(own)]
         for shift, (count, colour) in enumerate(((1, figures.VERMILION), (2, figures.BLUE))):
             for place, method in enumerate(methods):
-                ratios = [line.metrics[method]["ratio"] for line in own if line.job["threads"] == count]
+                ratios = [timed["ratio"] for timed in where(own, threads=count).get(method, ())]
                 panel.plot(
                     ratios, [place + 0.22 * shift - 0.11] * len(ratios), "o", color=colour, markersize=4.5,
                     label=f"{count} thread{'s' * (count > 1)}" if not place else None,
@@ -167,6 +241,11 @@ def _figure(lines: Sequence[Line]) -> str:
     return to_svg(canvas)
 
 
+_BESIDE = (
+    "Both versions train copies of one network on the same batches, in turns of ten steps; the other version "
+    "in a process of its own, where its steps are timed. Medians over runs of the median over 100 steps; "
+    "below one, this version is faster."
+)
 _CAPTION = "Time of a training step as a multiple of SignSGD's in the same run; a dot is a run of 100 steps."
 _NOTES = (
     "Medians over runs of the median over 100 steps of each method, in turns of ten on one network; columns "

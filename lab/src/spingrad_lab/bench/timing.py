@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,23 @@ def processor_seconds(call: Callable[[], object], at_least: float = 0.3, calls: 
         call()
         taken.append(time.process_time() - begin)
     return statistics.median(taken)
+
+
+def exponent(points: pd.Series) -> float:
+    """Slope of a straight line through points on log-log axes; the sizes are their index.
+
+    Example:
+        >>> sizes = (256, 512, 1024)
+        >>> round(exponent(pd.Series([5e-9 * size**1.5 for size in sizes], sizes)), 3)
+        1.5
+    """
+    return float(np.polyfit(np.log(points.index), np.log(points), 1)[0])
+
+
+def larger_half(points: pd.Series) -> pd.Series:
+    """The larger half of the sizes, at least two: there the work dominates what every call costs."""
+    points = points.sort_index()
+    return points.iloc[min(len(points) // 2, len(points) - 2) :]
 
 
 @cache
@@ -53,7 +72,7 @@ def network(sizes: Sequence[int]) -> nn.Sequential:
 
 @cache
 def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryLeastSquares]:
-    """The problems of all layers but the last after some steps; units without a target are left out."""
+    """The problems of all layers except the last after some steps; units without a target are left out."""
     model = network(sizes)
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step in range(steps + 1):

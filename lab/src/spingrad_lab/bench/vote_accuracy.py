@@ -1,39 +1,28 @@
-"""What a vote loses against gathered rows, against signSGD by majority vote, and to a liar.
+"""What a vote loses against gathered rows, against signSGD by majority vote, and to a liar."""
 
-    python benchmarks/vote_accuracy.py --out benchmarks/results/vote_accuracy.jsonl
-
-MNIST, 784-512-512-10 without BatchNorm, hardtanh, cosine schedule. Every method gets six trials of its
-settings, one epoch on 50,000 images judged on the other 10,000; the best then trains two epochs on all
-60,000 with five fresh seeds. Workers are threads with a model each, which take the steps of
-``DistributedQPSBGD``; what would go over the wire goes through memory (tests/test_distributed.py shows that
-real processes end with the same bits). Every finished run is a line of the output file; a stopped benchmark
-goes on where it was.
-"""
-
-import argparse
 import itertools
-import json
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from spingrad import BinaryLeastSquares, BinaryLinear, binary_parameters
 from spingrad.distributed import DistributedQPSBGD, Wire
 from spingrad.solvers import BlockDescentSolver, SignSolver, Solver
-from spingrad_lab.data import mnist
 from spingrad_lab.methods import Settings, grid
+from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
+from spingrad_lab.runs import Experiment, Job, Lab, groups, where
+from spingrad_lab.tasks.images import pixels
+from spingrad_lab.trials import ahead, best_trial, current_finals
 
 SIZES, EPOCHS, HELD_OUT = (784, 512, 512, 10), 2, 10_000
-TUNING_SEED, TEST_SEEDS = 0, (1, 2, 3, 4, 5)
+TUNING_SEED, TEST_SEEDS, BATCH = 0, (1, 2, 3, 4, 5), 400
 
 
 class Room:
@@ -77,11 +66,12 @@ class Inverted(BlockDescentSolver):
 PROJECTION = grid(lr=(3e-4, 1e-3, 3e-3), target_rms=("auto", 2))
 SIGN = grid(lr=(1e-4, 3e-4, 1e-3), momentum=(0, 0.9))
 
+SIGN_VOTE, LIAR = "signSGD by majority vote", "vote, 1 of 5 inverted"
 METHODS: dict[str, tuple[str, int, list[Settings]]] = {  # reduction, workers, trials
     "gather": ("gather", 4, PROJECTION),
     "vote": ("vote", 4, PROJECTION),
-    "vote, 1 of 5 inverted": ("vote", 5, []),  # with the settings of "vote"
-    "signSGD by majority vote": ("vote", 4, SIGN),
+    LIAR: ("vote", 5, []),  # with the settings of "vote"
+    SIGN_VOTE: ("vote", 4, SIGN),
 }
 
 
@@ -89,12 +79,6 @@ def solver_of(method: str, rank: int) -> Solver:
     if method.startswith("signSGD"):
         return SignSolver()  # of the averaged gradient: Signum
     return Inverted() if "inverted" in method and rank == 1 else BlockDescentSolver()
-
-
-@cache
-def images(split: str) -> tuple[Tensor, Tensor]:
-    data = mnist(split)  # type: ignore[arg-type]
-    return data.pixels() / mnist("train").pixels().square().mean().sqrt(), data.labels
 
 
 def network(seed: int, sizes: Sequence[int] = SIZES) -> nn.Sequential:
@@ -150,92 +134,90 @@ def in_threads(size: int, work: Callable[[Wire], Any]) -> list[Any]:
         try:
             return work(ThreadWire(room, rank))
         except BaseException:
-            room.barrier.abort()  # or the others would wait for ever
+            room.barrier.abort()  # otherwise the others would wait for ever
             raise
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(guarded, range(size)))
 
 
-def run(method: str, settings: Settings, batch: int, seed: int, tuning: bool) -> dict[str, Any]:
-    begin = time.perf_counter()
-    x, y = images("train")
-    count = len(x) - HELD_OUT if tuning else len(x)
-    scored = (x[count:], y[count:]) if tuning else images("test")
-    workers = METHODS[method][1]
-    models = [network(seed) for _ in range(workers)]
+class VoteAccuracy(Experiment):
+    """Trials of each method on one epoch of 50,000 images; the best then trains two epochs on all.
 
-    def work(wire: Wire) -> list[int]:
-        data, epochs = (x[:count], y[:count]), 1 if tuning else EPOCHS
-        return train(models[wire.rank], wire, method, settings, data, batch, epochs, seed).suspects
+    Workers are threads with a model each, which take the steps of ``DistributedQPSBGD``; what would go over
+    the wire goes through memory. A test shows that real processes end with the same bits.
+    """
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of suspects, which the line has
-        suspects = in_threads(workers, work)[0]
-    with torch.no_grad():
-        accuracy = float((models[0](scored[0]).argmax(1) == scored[1]).float().mean())
-    return {
-        "method": method,
-        "settings": settings,
-        "batch": batch,
-        "seed": seed,
-        "tuning": tuning,
-        "epochs": 1 if tuning else EPOCHS,
-        "accuracy": accuracy,
-        "suspects": suspects,
-        "seconds": round(time.perf_counter() - begin, 1),
-        "torch": torch.__version__,
-    }
+    title = "What a vote costs in accuracy"
+    source = "784-512-512-10 on MNIST without BatchNorm, a batch of 400 over all workers"
 
+    def plan(self, lab: Lab) -> None:
+        place = {"batch": BATCH}
+        trials = lab.run(
+            [
+                {**place, "stage": "trial", "method": method, "settings": settings, "seed": TUNING_SEED}
+                for method, (_, _, tried) in METHODS.items()
+                for settings in (tried[:1] if lab.quick else tried)
+            ],
+            "trials",
+        )
+        best = {method: best_trial(where(trials, method=_tuned(method))).settings for method in METHODS}
+        seeds = TEST_SEEDS[: lab.seeds or (1 if lab.quick else None)]
+        lab.run(
+            [
+                {**place, "stage": "final", "method": method, "settings": best[method], "seed": seed}
+                for seed, method in itertools.product(seeds, METHODS)
+            ],
+            "finals",
+        )
 
-class Results:
-    """Finished runs, one JSON line each."""
+    def compute(self, job: Job) -> dict[str, Any]:
+        tuning, method = job["stage"] == "trial", job["method"]
+        x, y = pixels("mnist", "train")
+        count = len(x) - HELD_OUT if tuning else len(x)
+        scored = (x[count:], y[count:]) if tuning else pixels("mnist", "test")
+        shown = 4_000 if job["quick"] else count
+        data, epochs = (x[:shown], y[:shown]), 1 if tuning or job["quick"] else EPOCHS
+        workers = METHODS[method][1]
+        models = [network(job["seed"]) for _ in range(workers)]
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        def work(wire: Wire) -> list[int]:
+            settings = job["settings"], data, job["batch"], epochs, job["seed"]
+            return train(models[wire.rank], wire, method, *settings).suspects
 
-    def get(self, *job: Any) -> dict[str, Any]:
-        names = ("method", "settings", "batch", "seed", "tuning")
-        for line in self.lines:
-            if [line[name] for name in names] == list(job):
-                return line  # type: ignore[no-any-return]
-        line = run(*job)
-        self.lines.append(line)
-        with open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
-        return line
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # about suspects, which are in the metrics
+            suspects = in_threads(workers, work)[0]
+        with torch.no_grad():
+            accuracy = float((models[0](scored[0]).argmax(1) == scored[1]).float().mean())
+        return {"epochs": epochs, "test_accuracy": accuracy, "suspects": suspects}
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("vote_accuracy.jsonl"))
-    parser.add_argument("--batch", type=int, nargs="+", default=[400], help="of all workers together")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    results = Results(args.out)
-    for batch in args.batch:
-        best: dict[str, Settings] = {}
-        for method, (_, _, trials) in METHODS.items():
-            tried = [results.get(method, settings, batch, TUNING_SEED, True) for settings in trials]
-            best[method] = max(tried, key=lambda t: t["accuracy"])["settings"] if tried else best["vote"]
-        found: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
-        for seed, method in itertools.product(TEST_SEEDS, METHODS):
-            found[method].append(results.get(method, best[method], batch, seed, False))
-        accuracy = {method: [line["accuracy"] for line in lines] for method, lines in found.items()}
-        print(f"\nMNIST, 784-512-512-10, batch of {batch}, {EPOCHS} epochs, {len(TEST_SEEDS)} seeds")
-        print(f"{'method':26} {'test':>16} {'less gather':>17} {'less signSGD':>17}  suspects  chosen of 6")
-        for method, lines in found.items():
-            apart = [
-                str(estimate([a - b for a, b in zip(accuracy[method], accuracy[other], strict=True)]))
-                for other in ("gather", "signSGD by majority vote")
-            ]
-            suspects = sorted({rank for line in lines for rank in line["suspects"]})
-            chosen = ", ".join(f"{k}={v}" for k, v in best[method].items())
-            cells = f"{estimate(accuracy[method])!s:>16} {apart[0]:>17} {apart[1]:>17}"
-            print(f"{method:26} {cells}  {suspects!s:8}  {chosen}")
+    def show(self, runs: pd.DataFrame) -> Section:
+        runs = runs.assign(tuned=runs["method"].map(_tuned))
+        tables = []
+        for batch, own in groups(runs, "batch"):
+            finals = current_finals(own, ["tuned"])
+            rows = []
+            for method in (method for method in METHODS if method in set(finals["method"])):
+                mine = where(finals, method=method)
+                less = [
+                    "–" if method == other else str(ahead(finals, method, other).difference)
+                    for other in ("gather", SIGN_VOTE)
+                ]
+                suspects = sorted({rank for ranks in mine["suspects"] for rank in ranks})
+                chosen = str(best_trial(where(own, stage="trial", tuned=_tuned(method))))
+                row = [method, str(estimate(mine["test_accuracy"])), *less]
+                rows.append([*row, ", ".join(map(str, suspects)) or "–", chosen])
+            header = ["method", "test accuracy", "less gather", "less signSGD", "suspects", "chosen of 6"]
+            tables.append(Table(header, rows, f"A batch of {batch} over all workers, {EPOCHS} epochs"))
+        notes = [
+            "Every method gets six trials of its settings, one epoch on 50,000 images judged on the other "
+            "10,000; the best then trains two epochs on all 60,000 with five fresh seeds, under a cosine. "
+            "The liar sends the opposite of what its rows ask for, and has the settings of *vote*.",
+        ]
+        return Section(notes, tables)
 
 
-if __name__ == "__main__":
-    main()
+def _tuned(method: str) -> str:
+    """The method whose trials choose this one's settings."""
+    return "vote" if method == LIAR else method

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import nn
 
-from spingrad import QPSBGD, binary_parameters
-from spingrad.problem import BinaryLeastSquares
+from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
 from spingrad.solvers import DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, make_solver
-from spingrad_lab.paper.small import AdultTenLayers, Digits12, mlp
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.report.statistics import estimate
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.small import AdultTenLayers, Digits12, mlp
 from spingrad_lab.tasks.training import Task, endless_batches, take_step
-from spingrad_lab.trials import TUNING_SEED
+from spingrad_lab.trials import TUNING_SEED, Score, ahead, as_settings, best_trial
 
 PAIR, ADULT = "MNIST pair 1/2, 16-4-4-2", "Adult, ten layers"
 NOISE = (0.05, 0.02)
@@ -101,13 +101,10 @@ class Annealers(Experiment):
                 "solver_seconds": watching.seconds / steps,
             }
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        finals = [line for line in lines if line.job["stage"] == "final"]
-        sizes = QUICK if any(line.job["quick"] for line in finals) else SIZES
-        tables = [
-            self._table(name, size, [line for line in finals if line.job["task"] == name])
-            for name, size in sizes.items()
-        ]
+    def show(self, runs: pd.DataFrame) -> Section:
+        finals = where(runs, stage="final")
+        sizes = QUICK if finals["quick"].any() else SIZES
+        tables = [self._table(name, size, where(finals, task=name)) for name, size in sizes.items()]
         notes = [
             f"At full size {PAIR} takes {SIZES[PAIR].steps} steps of batches of 20 (20 epochs; the paper "
             f"does not say), and {ADULT} as many as emulation allows; what counts there are the energies "
@@ -117,63 +114,50 @@ class Annealers(Experiment):
             "D-Wave's own client; it is kinder than a real chip. Control noise adds normal errors of "
             f"{NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled problem. QPU seconds "
             "are those that D-Wave's timing model charges.",
-            *self._verdicts(finals),
+            *self._verdicts(where(finals, task=PAIR)),
         ]
-        return Section(notes, [table for table in tables if table.rows], self._figures(finals))
+        return Section(
+            notes, [table for table in tables if table.rows], self._figures(where(finals, task=PAIR))
+        )
 
-    def _table(self, name: str, size: Size, lines: Sequence[Line]) -> Table:
+    def _table(self, name: str, size: Size, finals: pd.DataFrame) -> Table:
         floor = "optimum" if size.task.exact else "certified bound"
-        header = ["solver", f"energy above the {floor}", "test accuracy", "training loss", "ms a step"]
+        header = ["solver", f"energy above the {floor}", "test accuracy", "training loss", "ms per step"]
         header += ["chain breaks", "QPU seconds of the run"]
         rows = []
         for solver, label in LABELS.items():
-            own = [line.metrics for line in lines if line.job["solver"] == solver]
-            if own:
-                breaks = [m["chain_breaks"] for m in own if "chain_breaks" in m]
-                qpu = [m["qpu_seconds"] for m in own if "qpu_seconds" in m]
-                rows.append(
-                    [
-                        label,
-                        f"{100 * _mean([m['excess'] for m in own]):.3f} %",
-                        str(estimate([m["test_accuracy"] for m in own])),
-                        str(estimate([m["train_loss"] for m in own])),
-                        f"{1e3 * _mean([m['solver_seconds'] for m in own]):.1f}",
-                        f"{100 * _mean(breaks):.2f} %" if breaks else "–",
-                        f"{_mean(qpu):.2f}" if qpu else "–",
-                    ]
-                )
-        seeds = len({line.job["seed"] for line in lines})
+            own = where(finals, solver=solver)
+            if len(own):
+                row = [label, f"{100 * own['excess'].mean():.3f} %"]
+                row += [str(estimate(own[key])) for key in ("test_accuracy", "train_loss")]
+                row.append(f"{1e3 * own['solver_seconds'].mean():.1f}")
+                row.append(f"{100 * own['chain_breaks'].mean():.2f} %" if "chain_breaks" in own else "–")
+                row.append(f"{own['qpu_seconds'].mean():.2f}" if "qpu_seconds" in own else "–")
+                rows.append(row)
+        seeds = finals["seed"].nunique() if len(finals) else 0
         counts = f"{size.steps} steps, {size.num_reads} samples of each unit, seeds: {seeds}"
         return Table(header, rows, f"{name}: {counts}; energies as a share of ‖V‖²")
 
-    def _verdicts(self, finals: Sequence[Line]) -> list[str]:
-        """Each solver against the exact one, seed by seed."""
-        scores: dict[str, dict[int, float]] = {}
-        for line in finals:
-            if line.job["task"] == PAIR:
-                own = scores.setdefault(line.job["solver"], {})
-                own[line.job["seed"]] = line.metrics["test_accuracy"]
-        verdicts = []
-        for name in ("qpu", "noisy-qpu"):
-            seeds = sorted(scores.get(name, {}).keys() & scores.get("exact", {}).keys())
-            if seeds:
-                result = paired([scores[name][s] for s in seeds], [scores["exact"][s] for s in seeds])
-                verdicts.append(f"{LABELS[name]} minus exact, test accuracy of {PAIR}: {result}.")
-        return verdicts
+    def _verdicts(self, finals: pd.DataFrame) -> list[str]:
+        """The emulated QPUs against the exact solver, seed by seed."""
+        solved = set(finals["solver"]) if len(finals) else set()
+        return [
+            f"{LABELS[name]} minus exact, test accuracy of {PAIR}: {ahead(finals, name, 'exact', 'solver')}."
+            for name in ("qpu", "noisy-qpu")
+            if {name, "exact"} <= solved
+        ]
 
-    def _figures(self, finals: Sequence[Line]) -> list[Figure]:
-        shown = [line for line in finals if line.job["task"] == PAIR]
-        if not shown:
+    def _figures(self, finals: pd.DataFrame) -> list[Figure]:
+        if finals.empty:
             return []
-        own = {name: [line.metrics for line in shown if line.job["solver"] == name] for name in LABELS}
-        own = {name: metrics for name, metrics in own.items() if metrics}
+        own = {name: where(finals, solver=name) for name in LABELS if name in set(finals["solver"])}
         canvas, grid = figures.new(7.2, 2.8, columns=2)
-        for place, (name, metrics) in enumerate(own.items()):
+        for place, (name, runs) in enumerate(own.items()):
             colour = figures.VERMILION if "qpu" in name else figures.BLUE
-            accuracy = estimate([m["test_accuracy"] for m in metrics])
+            accuracy = estimate(runs["test_accuracy"])
             half = 0.0 if math.isnan(accuracy.half) else accuracy.half
             grid[0, 0].errorbar(accuracy.mean, place, xerr=half, marker="o", capsize=2, color=colour)
-            grid[0, 1].plot(100 * _mean([m["excess"] for m in metrics]), place, marker="o", color=colour)
+            grid[0, 1].plot(100 * runs["excess"].mean(), place, marker="o", color=colour)
         grid[0, 0].set(xlabel="test accuracy")
         grid[0, 1].set(xlabel="energy above the optimum, % of ‖V‖²")
         grid[0, 1].set_xscale("symlog", linthresh=1e-3)
@@ -243,11 +227,9 @@ def _emulated_qpu(num_reads: int, noise: tuple[float, float]) -> Iterator[Solver
         solver.close()
 
 
-def _best_rate(scored: Sequence[Line]) -> float:
-    rates: dict[float, list[float]] = {}
-    for line in scored:
-        rates.setdefault(line.job["lr"], []).append(line.metrics["test_loss"])
-    return min(rates, key=lambda lr: _mean(rates[lr]))
+def _best_rate(trials: pd.DataFrame) -> float:
+    loss = Score("test_loss", "validation loss", higher_is_better=False)
+    return float(best_trial(as_settings(trials, "lr"), loss).settings["lr"])
 
 
 def _job(stage: str, task: str, solver: str, lr: float, seed: int) -> Job:

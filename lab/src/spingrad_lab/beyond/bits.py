@@ -1,22 +1,22 @@
-"""Accuracy against bits a weight: the paper's future work, and what exact solving adds to it."""
+"""Accuracy against bits per weight: the paper's future work, and what exact solving adds to it."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 from torch import nn
 from torch.optim import Optimizer
 
 from spingrad import QPSBGD, BinaryLinear, Bits
-from spingrad_lab.beyond.images import Images, Name
-from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, Method, Params, Settings, grid, make_solver
-from spingrad_lab.paper.small import PAIRS, DigitPair, pair_points
+from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, Method, Params, grid, make_solver
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.report.statistics import estimate
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.images import Images, Name
+from spingrad_lab.tasks.small import PAIRS, DigitPair, pair_points
 from spingrad_lab.tasks.training import Task, train
-from spingrad_lab.trials import TUNING_SEED
+from spingrad_lab.trials import TUNING_SEED, ahead, best_trial, current_finals
 
 COUNTS = (1, 2, 3)
 SEEDS = {"pairs": 10, "wide": 5}
@@ -29,7 +29,7 @@ TRIALS = {
 
 
 def network(count: int, *sizes: int) -> nn.Sequential:
-    """Layers of ``count`` bits a weight with hardtanh between them."""
+    """Layers of ``count`` bits per weight with hardtanh between them."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [Bits(count), BinaryLinear(count * fan_in, fan_out), nn.Hardtanh()]
@@ -66,9 +66,9 @@ def make(params: Params, seed: int, solver: str, momentum: float, **settings: fl
 
 
 class BitsExperiment(Experiment):
-    """Settings are chosen with the default solver, for each number of bits; then the solver alone differs."""
+    """Settings are chosen with the default solver, for each number of bits; then only the solver differs."""
 
-    title = "Several bits a weight"
+    title = "Several bits per weight"
     source = "beyond the paper, which names it as future work"
 
     def plan(self, lab: Lab) -> None:
@@ -92,10 +92,11 @@ class BitsExperiment(Experiment):
                     ],
                     f"{task}, {count} bits, trials",
                 )
+                settings = best_trial(tried).settings
                 seeds = range(lab.seeds or (2 if lab.quick else SEEDS[kind]))
                 lab.run(
                     [
-                        {**place, "stage": "final", "solver": solver, "settings": best(tried), "seed": seed}
+                        {**place, "stage": "final", "solver": solver, "settings": settings, "seed": seed}
                         for solver in SOLVERS[kind]
                         for seed in seeds
                     ],
@@ -109,65 +110,49 @@ class BitsExperiment(Experiment):
             method = Method(make, TRIALS[job["kind"]])
             return train(task, method, {**job["settings"], "solver": job["solver"]}, job["seed"])
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        finals: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-        for line in sorted(lines, key=lambda line: (line.job["bits"], line.job["seed"])):
-            if line.job["stage"] == "final":
-                place = line.job["kind"], line.job["task"], line.job["solver"]
-                accuracy = line.metrics["test_accuracy"]
-                finals.setdefault(place, {}).setdefault(line.job["bits"], []).append(accuracy)
+    def show(self, runs: pd.DataFrame) -> Section:
+        finals = current_finals(runs, ["kind", "task", "bits"])
         rows = []
-        for (kind, task, solver), own in finals.items():
-            last = max(own)
-            gain = str(paired(own[last], own[1])) if len(own[last]) == len(own[1]) and last > 1 else "–"
-            cells = [str(estimate(own[count])) if count in own else "–" for count in COUNTS]
+        for (kind, task, solver), own in groups(finals, _PLACE):
+            counts = own["bits"].value_counts()
+            last = counts.index.max()
+            gain = str(ahead(own, last, 1, "bits")) if last > 1 and counts[last] == counts[1] else "–"
+            cells = [
+                str(estimate(where(own, bits=k)["test_accuracy"])) if k in counts else "–" for k in COUNTS
+            ]
             rows.append([task, _NETWORKS[kind], SOLVER_LABELS[solver], *cells, gain])
-        header = [
-            "data",
-            "network",
-            "solver",
-            *(f"{k} bit{'s' * (k > 1)}" for k in COUNTS),
-            "most less one bit",
-        ]
-        table = Table(header, rows, "Test accuracy against bits a weight")
+        bits = (f"{k} bit{'s' * (k > 1)}" for k in COUNTS)
+        header = ["data", "network", "solver", *bits, "most less one bit"]
+        table = Table(header, rows, "Test accuracy against bits per weight")
         return Section(list(_NOTES), [table], [Figure("accuracy", _CAPTION, _figure(finals))])
 
 
-def best(trials: Sequence[Line]) -> Settings:
-    """The settings with the highest mean validation accuracy, the first of equals."""
-    scores: dict[str, list[float]] = {}
-    known: dict[str, Settings] = {}
-    for line in trials:
-        key = repr(line.job["settings"])
-        known[key] = line.job["settings"]
-        scores.setdefault(key, []).append(line.metrics["test_accuracy"])
-    return known[max(scores, key=lambda key: sum(scores[key]) / len(scores[key]))]
-
-
-def _figure(finals: dict[tuple[str, str, str], dict[int, list[float]]]) -> str:
-    kinds = [kind for kind in _NETWORKS if any(place[0] == kind for place in finals)]
+def _figure(finals: pd.DataFrame) -> str:
+    kinds = [kind for kind in _NETWORKS if kind in set(finals["kind"])]
     canvas, axes = figures.new(8.4, 3.2, columns=max(1, len(kinds)))
     colours = [figures.VERMILION, figures.BLUE, figures.GREEN]
     for panel, kind in zip(axes[0], kinds, strict=False):
-        tasks = list(dict.fromkeys(task for own, task, _ in finals if own == kind))
-        for (own, task, solver), accuracies in finals.items():
-            if own == kind:
-                means = [estimate(values).mean for values in accuracies.values()]
-                style = {"feedback": ":", "block": "-", "exact": "--"}[solver]
-                colour = colours[tasks.index(task)]
-                panel.plot(list(accuracies), means, style, marker="o", markersize=3.5, color=colour)
-                for count, values in accuracies.items():
-                    panel.plot([count] * len(values), values, "_", color=colour, alpha=0.4)
-                if solver == "block":
-                    panel.annotate(
-                        task, (max(accuracies), means[-1]), xytext=(6, -3), textcoords="offset points"
-                    )
-        panel.set(title=_NETWORKS[kind], xlabel="bits a weight", ylabel="test accuracy", xticks=list(COUNTS))
+        tasks = list(where(finals, kind=kind)["task"].unique())
+        for (_, task, solver), own in groups(where(finals, kind=kind), _PLACE):
+            means = own.groupby("bits")["test_accuracy"].mean()
+            style = {"feedback": ":", "block": "-", "exact": "--"}[solver]
+            colour = colours[tasks.index(task)]
+            panel.plot(means.index, means, style, marker="o", markersize=3.5, color=colour)
+            panel.plot(own["bits"], own["test_accuracy"], "_", color=colour, alpha=0.4)
+            if solver == "block":
+                end = means.index[-1], means.iloc[-1]
+                panel.annotate(task, end, xytext=(6, -3), textcoords="offset points")
+        panel.set(
+            title=_NETWORKS[kind], xlabel="bits per weight", ylabel="test accuracy", xticks=list(COUNTS)
+        )
     return to_svg(canvas)
 
 
+_PLACE = ["kind", "task", "solver"]
 _NETWORKS = {"pairs": "16-4-2, two digits", "wide": "784-256-256-10"}
-_CAPTION = "Test accuracy against bits a weight: seeds and their mean. Dotted: one sweep of error feedback; "
+_CAPTION = (
+    "Test accuracy against bits per weight: seeds and their mean. Dotted: one sweep of error feedback; "
+)
 _CAPTION += "solid: the default solver; dashed: every step solved exactly."
 _NOTES = (
     "A weight of k bits is k spins on the input at full strength, half of it, a quarter; the projection is "

@@ -1,89 +1,22 @@
 """Where the projection beats the sign, and where a better solver helps: should I use this, with what?"""
 
-import itertools
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+import pandas as pd
 
-from spingrad import QPSBGD, BinaryLinear, binary_parameters
-from spingrad.problem import BinaryLeastSquares
+from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
 from spingrad.record import record_of
-from spingrad_lab.data import mnist
-from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, Settings, grid, make_solver
+from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, grid, make_solver
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Estimate, Paired, estimate, paired
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
-from spingrad_lab.tasks.training import VectorTask, train
-from spingrad_lab.trials import TUNING_SEED
+from spingrad_lab.report.statistics import Estimate, Paired, estimate
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.images import Digits
+from spingrad_lab.tasks.training import train
+from spingrad_lab.trials import TUNING_SEED, ahead, best_trial, current_finals
 
 INPUTS = ("pixels", "centred", "whitened")
-
-
-@cache
-def _images(split: str) -> tuple[Tensor, Tensor]:
-    data = mnist(split)  # type: ignore[arg-type]
-    return data.pixels(), data.labels
-
-
-class Digits(VectorTask):
-    """5,000 images of MNIST and 4 epochs, in a network of any width and depth.
-
-    Args:
-        cell: Width, number of hidden layers, batch size, side of the image, inputs and BatchNorm.
-    """
-
-    epochs = 4
-
-    def __init__(self, seed: int, tuning: bool, quick: bool, cell: dict[str, Any]) -> None:
-        self.cell = cell
-        self.batch = cell["batch"]
-        x, y = _images("train")
-        order = torch.randperm(len(x))[: 400 if quick else 5_000]
-        count = 4 * len(order) // 5 if tuning else len(order)
-        fit, held_out = order[:count], order[count:]
-        features = self._features(x[order])
-        self.train = features(x[fit]), y[fit]
-        self.test = (
-            (features(x[held_out]), y[held_out])
-            if tuning
-            else (features(_images("test")[0]), _images("test")[1])
-        )
-        if quick:
-            self.epochs = 1
-
-    def _features(self, x: Tensor) -> Any:
-        """Pixels of the side asked for with a root mean square of one, centred or whitened if asked."""
-        side = self.cell["side"]
-
-        def shrunk(x: Tensor) -> Tensor:
-            return nn.functional.adaptive_avg_pool2d(x.view(-1, 28, 28), side).flatten(1)
-
-        own = shrunk(x)
-        mean = own.mean(0) if self.cell["inputs"] != "pixels" else torch.zeros(side * side)
-        turn = torch.eye(side * side)
-        if self.cell["inputs"] == "whitened":
-            values, vectors = torch.linalg.eigh(torch.cov(own.T))
-            turn = vectors / (values.clamp(min=0) + 1e-2 * values[-1]).sqrt()
-        scale = ((own - mean) @ turn).square().mean().sqrt()
-        return lambda x: (shrunk(x) - mean) @ turn / scale
-
-    def network(self) -> nn.Module:
-        width, depth = self.cell["width"], self.cell["depth"]
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise([self.cell["side"] ** 2, *[width] * depth, 10]):
-            layers.append(BinaryLinear(fan_in, fan_out))
-            if self.cell["norm"]:
-                layers.append(nn.BatchNorm1d(fan_out))
-            layers.append(nn.Hardtanh())
-        return nn.Sequential(*layers[:-1])
-
-    def watched(self, model: nn.Module) -> dict[str, float]:
-        return {}
 
 
 _CELL: dict[str, Any] = {
@@ -130,7 +63,7 @@ class Regimes(Experiment):
             {"part": "map", "stage": "final", "cell": cell, "method": method, "settings": s, "seed": seed}
             for cell in cells
             for method in _TRIALS
-            for s in [_best(scored, cell=cell, method=method)]
+            for s in [best_trial(where(scored, cell=cell, method=method)).settings]
             for seed in range(seeds)
         ]
         lab.run(finals, "map, finals")
@@ -157,7 +90,7 @@ class Regimes(Experiment):
         finals = [
             {"part": "solver", "stage": "final", "side": a, "solver": b, "settings": s, "seed": seed}
             for a, b in pairs
-            for s in [_best(scored, side=a, solver=b)]
+            for s in [best_trial(where(scored, side=a, solver=b)).settings]
             for seed in range(seeds)
         ]
         lab.run(finals, "solvers, finals")
@@ -174,24 +107,16 @@ class Regimes(Experiment):
             settings = job["settings"] | {"solver": job["solver"]}
             return train(task, "QP-SBGD", settings, job["seed"])
 
-    def show(self, lines: Sequence[Line]) -> Section:
+    def show(self, runs: pd.DataFrame) -> Section:
         gains = {}
         for cell in _cells():
-            own = [
-                li
-                for li in lines
-                if li.job["part"] == "map" and li.job["stage"] == "final" and li.job["cell"] == cell
-            ]
-            if own:
-                gains[_name(cell)] = _gain(own)
-        gaps: dict[str, dict[int, list[float]]] = {}
-        for line in (li for li in lines if li.job["part"] == "gap"):
-            for solver, values in line.metrics["excess"].items():
-                gaps.setdefault(solver, {}).setdefault(line.job["side"] ** 2, []).extend(values)
-        scores: dict[str, dict[int, list[float]]] = {}
-        for line in (li for li in lines if li.job["part"] == "solver" and li.job["stage"] == "final"):
-            by_side = scores.setdefault(line.job["solver"], {})
-            by_side.setdefault(line.job["side"] ** 2, []).append(line.metrics["test_accuracy"])
+            own = current_finals(where(runs, part="map", cell=cell), ["method"])
+            if len(own):
+                ours, sign = _TRIALS
+                gains[_name(cell)] = ahead(_in_points(own), ours, sign, score="points")
+        gaps = _gap_frame(where(runs, part="gap"))
+        scores = current_finals(where(runs, part="solver"), ["side", "solver"])
+        scores = scores.assign(fan_in=scores["side"] ** 2)
         tables = [_gain_table(gains), _gap_table(gaps), _score_table(scores)]
         caption = (
             "Top: gain of QP-SBGD over signSGD in points of test accuracy (bold: 95 % interval beyond zero), "
@@ -215,11 +140,6 @@ def _small(side: int) -> dict[str, Any]:
 
 def _name(cell: dict[str, Any]) -> tuple[int, int, int, str, bool]:
     return cell["width"], cell["depth"], cell["batch"], cell["inputs"], cell["norm"]
-
-
-def _best(scored: Sequence[Line], **where: Any) -> Settings:
-    own = [line for line in scored if all(line.job[k] == v for k, v in where.items())]
-    return max(own, key=lambda line: line.metrics["test_accuracy"]).job["settings"]  # type: ignore[no-any-return]
 
 
 def _gaps(side: int, quick: bool) -> dict[str, Any]:
@@ -250,13 +170,29 @@ def _excess(problem: BinaryLeastSquares, seed: int) -> dict[str, float]:
     return {name: float((energy - floor) / size) for name, energy in energies.items() if name != "exact"}
 
 
-def _gain(lines: Sequence[Line]) -> Paired:
-    values: dict[str, dict[int, float]] = {}
-    for line in lines:
-        values.setdefault(line.job["method"], {})[line.job["seed"]] = 100 * line.metrics["test_accuracy"]
-    first, second = (values[method] for method in _TRIALS)
-    seeds = sorted(first.keys() & second.keys())
-    return paired([first[s] for s in seeds], [second[s] for s in seeds])
+def _gap_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """Mean energy above the optimum, a row for each solver and a column for each fan-in."""
+    values = [
+        (solver, side**2, value)
+        for side, excess in zip(runs["side"], runs["excess"], strict=True)
+        for solver, own in excess.items()
+        for value in own
+    ]
+    frame = pd.DataFrame(values, columns=["solver", "fan_in", "excess"])
+    return frame.pivot_table("excess", "solver", "fan_in", sort=False).sort_index(axis=1)
+
+
+def _in_points(finals: pd.DataFrame) -> pd.DataFrame:
+    return finals.assign(points=100 * finals["test_accuracy"])
+
+
+def _gain_over_default(scores: pd.DataFrame, solver: str) -> dict[int, Paired]:
+    """By fan-in, in points of test accuracy: a solver less the default, where both were trained with."""
+    return {
+        n: ahead(own, solver, "block", "solver", "points")
+        for n, own in groups(_in_points(scores.sort_values("fan_in")), "fan_in")
+        if {solver, "block"} <= set(own["solver"])
+    }
 
 
 def _gain_table(gains: dict[Any, Paired]) -> Table:
@@ -272,29 +208,29 @@ def _points(gain: Paired) -> str:
     return f"{gain.difference.mean:+.2f} ± {gain.difference.half:.2f}"
 
 
-def _gap_table(gaps: dict[str, dict[int, list[float]]]) -> Table:
-    sizes = sorted({n for own in gaps.values() for n in own})
-    rows = [[SOLVER_LABELS[name], *(_percent(own.get(n)) for n in sizes)] for name, own in gaps.items()]
-    caption = "Energy above the optimum (fan-in above 49: above a certified bound), as a share of ‖V‖²"
-    return Table(["solver", *(f"fan-in {n}" for n in sizes)], rows, caption)
-
-
-def _percent(values: list[float] | None) -> str:
-    return "–" if not values else f"{100 * float(np.mean(values)):.3f} %"
-
-
-def _score_table(scores: dict[str, dict[int, list[float]]]) -> Table:
-    sizes = sorted({n for own in scores.values() for n in own})
+def _gap_table(gaps: pd.DataFrame) -> Table:
     rows = [
-        [SOLVER_LABELS[name], *(str(estimate(own[n])) if n in own else "–" for n in sizes)]
-        for name, own in scores.items()
+        [SOLVER_LABELS[name], *("–" if np.isnan(value) else f"{100 * value:.3f} %" for value in own)]
+        for name, own in zip(map(str, gaps.index), gaps.to_numpy(), strict=True)
+    ]
+    caption = "Energy above the optimum (fan-in above 49: above a certified bound), as a share of ‖V‖²"
+    return Table(["solver", *(f"fan-in {n}" for n in gaps.columns)], rows, caption)
+
+
+def _score_table(scores: pd.DataFrame) -> Table:
+    cells = {key: estimate(own["test_accuracy"]) for key, own in groups(scores, ["solver", "fan_in"])}
+    sizes = sorted(set(scores["fan_in"]))
+    rows = [
+        [label, *(str(cells[name, n]) if (name, n) in cells else "–" for n in sizes)]
+        for name, label in SOLVER_LABELS.items()
+        if name in set(scores["solver"])
     ]
     return Table(
         ["solver", *(f"fan-in {n}" for n in sizes)], rows, "Test accuracy of n-16-10 trained with each solver"
     )
 
 
-def _answers(gains: dict[Any, Paired], scores: dict[str, dict[int, list[float]]]) -> list[str]:
+def _answers(gains: dict[Any, Paired], scores: pd.DataFrame) -> list[str]:
     """What the map says, in words; every number comes from the runs."""
     notes = []
     wins = [k for k, g in gains.items() if g.difference.mean - g.difference.half > 0]
@@ -312,21 +248,16 @@ def _answers(gains: dict[Any, Paired], scores: dict[str, dict[int, list[float]]]
                 f"Furthest {label}: {_points(gains[best])} points at width {width}, {depth} hidden layers, "
                 f"batch {batch}, {inputs}, {'with' if norm else 'without'} BatchNorm."
             )
-    if "exact" in scores and "block" in scores:
-        both = sorted(scores["exact"].keys() & scores["block"].keys())
-        results = {n: paired(scores["exact"][n], scores["block"][n]) for n in both}
-        text = "; ".join(
-            f"fan-in {n}: {100 * r.difference.mean:+.2f} ± {100 * r.difference.half:.2f}"
-            for n, r in results.items()
-        )
+    if results := _gain_over_default(scores, "exact"):
+        text = "; ".join(f"fan-in {n}: {_points(result)}" for n, result in results.items())
         notes.append(
-            "**Do I need an annealer?** Exact solutions instead of the default's, in points of test "
+            "**Do I need an annealer?** Exact solutions instead of the default solver's, in points of test "
             f"accuracy: {text}."
         )
     return notes
 
 
-def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, Any]) -> Any:
+def _picture(gains: dict[Any, Paired], gaps: pd.DataFrame, scores: pd.DataFrame) -> Any:
     canvas, axes = figures.new(10, 6.4, rows=2, columns=3)
     _heat(axes[0, 0], gains)
     bars = {f"batch {b}": gains.get((128, 3, b, "pixels", False)) for b in BATCHES}
@@ -343,24 +274,22 @@ def _picture(gains: dict[Any, Paired], gaps: dict[str, Any], scores: dict[str, A
         )
     )
     markers = dict(zip(_SOLVERS, "sDo^x", strict=True))
-    for name, own in gaps.items():
-        sizes = sorted(own)
-        shown = [max(float(np.mean(own[n])), 1e-7) for n in sizes]
-        axes[1, 0].plot(
-            sizes, shown, marker=markers[name], color=colours[name], label=SOLVER_LABELS[name], markersize=4
-        )
+    for name in map(str, gaps.index):
+        shown = gaps.loc[name].dropna().clip(lower=1e-7)
+        style = {"marker": markers[name], "color": colours[name], "markersize": 4}
+        axes[1, 0].plot(shown.index, shown, label=SOLVER_LABELS[name], **style)
     axes[1, 0].axvspan(_EXACT_GAP + 1, 250, color="#000000", alpha=0.05, linewidth=0)
     axes[1, 0].set(xscale="log", yscale="log", xlabel="fan-in n", ylabel="energy above the optimum, of ‖V‖²")
     axes[1, 0].set_title("Do I need an annealer?\nsolvers, above the optimum")
     axes[1, 0].text(0.98, 0.03, "grey: above a bound", transform=axes[1, 0].transAxes, ha="right", fontsize=7)
-    for place, (name, own) in enumerate(scores.items()):
+    for place, name in enumerate(name for name in _SOLVERS if name in set(scores["solver"])):
         style = {"marker": markers[name], "color": colours[name], "markersize": 4, "capsize": 2}
         style |= {"label": SOLVER_LABELS[name], "linewidth": 0.8, "shift": 0.95 + 0.025 * place}
-        _intervals(axes[1, 1], {n: estimate(values) for n, values in own.items()}, style)
+        own = groups(where(scores, solver=name), "fan_in")
+        _intervals(axes[1, 1], {n: estimate(runs["test_accuracy"]) for n, runs in own}, style)
         if name != "block":
-            both = own.keys() & scores.get("block", {}).keys()
-            in_points = {n: [[100 * v for v in scored[n]] for scored in (own, scores["block"])] for n in both}
-            _intervals(axes[1, 2], {n: paired(*values).difference for n, values in in_points.items()}, style)
+            gained = {n: gain.difference for n, gain in _gain_over_default(scores, name).items()}
+            _intervals(axes[1, 2], gained, style)
     axes[1, 1].set(xscale="log", xlabel="fan-in n", ylabel="test accuracy")
     axes[1, 1].set_title("networks n-16-10\ntrained with each solver")
     axes[1, 1].legend(fontsize=7, loc="lower right")

@@ -1,10 +1,12 @@
 """Which step is best: every candidate against the default, chosen on validation data, judged at full size."""
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,14 +20,14 @@ from spingrad_lab.beyond.candidates import (
     Growing,
     Remembering,
 )
-from spingrad_lab.beyond.images import Images, Name
 from spingrad_lab.methods import METHODS, ONE_BATCH, Method, Params, Settings, grid
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.images import Images, Name
 from spingrad_lab.tasks.training import train
-from spingrad_lab.trials import TUNING_SEED
+from spingrad_lab.trials import TUNING_SEED, best_trial, current_finals
 
 SHAPES = ("784-512-512-10", "convolutional", "8 layers of 256")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"hardtanh": nn.Hardtanh, "sign": Sign}
@@ -106,7 +108,7 @@ CANDIDATES = {
         centred=True,
     ),
     "output BatchNorm": Candidate(
-        "against overlap, BatchNorm of the ten outputs alone", _step(AgainstOverlap, momentum=0.9),
+        "against overlap, BatchNorm of only the ten outputs", _step(AgainstOverlap, momentum=0.9),
         _trials(0.5, 0.7), output_norm=True,
     ),
     "centred, output BatchNorm": Candidate(
@@ -148,11 +150,11 @@ CANDIDATES = {
 JUDGED = ("one batch alone", "leading directions", "signSGD", "Adam", "BatchNorm, Adam")
 """Those that get final runs whatever the trials say, beside the best of the other candidates."""
 LATE = ("gains", "Adam, gains")
-"""Found when convolutions were looked at; tried and judged on those alone."""
+"""Found when convolutions were looked at; tried and judged only on those."""
 
 
 class Centred(nn.Module):
-    """Takes the mean image off; of whole numbers, one whole number a unit in the first layer's sums."""
+    """Takes the mean image off; of whole numbers, one whole number per unit in the first layer's sums."""
 
     mean: Tensor
 
@@ -248,7 +250,7 @@ class StepExperiment(Experiment):
         self._judge(lab, others, proven)
 
     def _judge(self, lab: Lab, tasks: list[tuple[Name, str, str]], tried: set[str]) -> set[str]:
-        """Trials and final runs on some networks; who came to the finals of any."""
+        """Trials and final runs on some networks; the candidates that got final runs on any of them."""
         chosen: set[str] = set()
         for data, shape, activation in tasks:
             late = LATE if shape == "convolutional" else ()
@@ -266,7 +268,7 @@ class StepExperiment(Experiment):
             finals, names = [], finalists(trials)
             chosen.update(names)
             for name in names:
-                settings = best_trial(trials, name).job["settings"]
+                settings = best_trial(where(trials, candidate=name)).settings
                 finals += [
                     {**place, "stage": "final", "candidate": name, "settings": settings, "seed": seed}
                     for seed in range(lab.seeds or (2 if lab.quick else self.seeds))
@@ -282,20 +284,19 @@ class StepExperiment(Experiment):
             method = Method(candidate.make, candidate.trials)
             return train(task, method, job["settings"], job["seed"])
 
-    def show(self, lines: Sequence[Line]) -> Section:
+    def show(self, runs: pd.DataFrame) -> Section:
         what = [[name, candidate.what] for name, candidate in CANDIDATES.items()]
         tables = [Table(["candidate", "what"], what)]
         judged: dict[str, Finals] = {}
         for shape in SHAPES:
-            trials: dict[str, list[Line]] = {}
+            trials: dict[str, pd.DataFrame] = {}
             finals: dict[str, Finals] = {}
             for data, activation in itertools.product(DATA, ACTIVATIONS):
-                place = {"data": data, "shape": shape, "activation": activation}
-                own = [line for line in lines if place.items() <= line.job.items()]
-                tried = [line for line in own if line.job["stage"] == "trial"]
-                if tried:
+                own = where(runs, data=data, shape=shape, activation=activation)
+                tried = where(own, stage="trial")
+                if len(tried):
                     trials[f"{data}, {activation}"] = tried
-                if found := _finals(tried, [line for line in own if line.job["stage"] == "final"]):
+                if found := _finals(own):
                     finals[f"{data}, {activation}"] = found
             if trials:
                 tables.append(_heats(shape, trials))
@@ -303,20 +304,19 @@ class StepExperiment(Experiment):
                 tables.append(_verdict(shape, finals))
                 judged |= {f"{shape}, {place}": found for place, found in finals.items()}
         total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
-        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks. {_durations(lines)}"]
+        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks. {_durations(runs)}"]
         return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))] if judged else [])
 
 
-def _durations(lines: Sequence[Line]) -> str:
+def _durations(runs: pd.DataFrame) -> str:
     """How long all runs took, and how long at the pace of the quickest of each candidate and shape."""
-    minutes = []
-    for stage in ("trial", "final"):
-        kinds: dict[tuple[str, str], list[float]] = {}
-        for line in lines:
-            if line.job["stage"] == stage:
-                kinds.setdefault((line.job["shape"], line.job["candidate"]), []).append(line.seconds / 60)
-        minutes += [sum(map(sum, kinds.values())), sum(len(own) * min(own) for own in kinds.values())]
-    trials, quick_trials, finals, quick_finals = (f"{own:.0f}" for own in minutes)
+    minutes = runs["run_seconds"].astype(float).div(60)
+    kinds = minutes.groupby([runs["stage"], runs["shape"], runs["candidate"]])
+    total = kinds.sum().groupby(level="stage").sum()
+    quickest = (kinds.min() * kinds.size()).groupby(level="stage").sum()
+    trials, finals, quick_trials, quick_finals = (
+        f"{own.get(stage, 0):.0f}" for own in (total, quickest) for stage in ("trial", "final")
+    )
     return (
         f"In all, trials took {trials} minutes of one processor and final runs {finals}; at the pace of the "
         f"quickest run of each candidate on each shape, when nobody shares the machine, {quick_trials} and "
@@ -324,28 +324,20 @@ def _durations(lines: Sequence[Line]) -> str:
     )
 
 
-def best_trial(trials: Sequence[Line], name: str) -> Line:
-    own = [line for line in trials if line.job["candidate"] == name]
-    return max(own, key=lambda line: (line.metrics["test_accuracy"], -line.job["settings"]["lr"]))
-
-
-def finalists(trials: Sequence[Line]) -> list[str]:
+def finalists(trials: pd.DataFrame) -> list[str]:
     """The judged ones, the late ones where they were tried, and the best of the other candidates."""
-    tried = dict.fromkeys(line.job["candidate"] for line in trials)
+    tried = list(trials["candidate"].unique())
     rest = [name for name in tried if name not in (*JUDGED, *LATE) and not CANDIDATES[name].rival]
-    best = max(rest, key=lambda name: float(best_trial(trials, name).metrics["test_accuracy"]))
+    best = max(rest, key=lambda name: best_trial(where(trials, candidate=name)).score)
     return [*JUDGED, *(name for name in LATE if name in tried), best]
 
 
-def _heats(shape: str, trials: dict[str, list[Line]]) -> Table:
+def _heats(shape: str, trials: dict[str, pd.DataFrame]) -> Table:
     rows = []
     for name in CANDIDATES:
-        known = [{line.job["candidate"] for line in own} for own in trials.values()]
-        if any(name in names for names in known):
-            rows.append([name] + [
-                f"{best_trial(own, name).metrics['test_accuracy']:.4f}" if name in names else "–"
-                for own, names in zip(trials.values(), known, strict=True)
-            ])  # fmt: skip
+        best = [best_trial(where(own, candidate=name)).score for own in trials.values()]
+        if not all(map(math.isnan, best)):
+            rows.append([name, *("–" if math.isnan(score) else f"{score:.4f}" for score in best)])
     title = f"{shape}: best of the trials, accuracy on 2,000 images held out"
     return Table(["candidate", *trials], rows, title)
 
@@ -354,14 +346,13 @@ Finals = dict[str, list[float]]
 """Test accuracies by candidate, seed by seed; the last is the best of the trials."""
 
 
-def _finals(trials: Sequence[Line], lines: Sequence[Line]) -> Finals | None:
+def _finals(runs: pd.DataFrame) -> Finals | None:
     """What was judged, or nothing as long as a candidate's runs are missing."""
-    ordered = sorted(lines, key=lambda line: int(line.job["seed"]))
-    found = {}
-    for name in finalists(trials) if lines else ():
-        chosen = name, best_trial(trials, name).job["settings"]
-        own = [line for line in ordered if (line.job["candidate"], line.job["settings"]) == chosen]
-        found[name] = [line.metrics["test_accuracy"] for line in own]
+    finals = current_finals(runs, ["candidate"])
+    if finals.empty:
+        return None
+    names = finalists(where(runs, stage="trial"))
+    found = {name: where(finals, candidate=name)["test_accuracy"].to_list() for name in names}
     counts = {len(own) for own in found.values()}
     return found if len(counts) == 1 and counts != {0} else None
 

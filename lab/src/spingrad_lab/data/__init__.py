@@ -2,12 +2,13 @@
 
 from spingrad_lab.data.adult import Table, adult
 from spingrad_lab.data.graphs import Graph, karate, planetoid
-from spingrad_lab.data.mnist import Images, fashion_mnist, mnist
+from spingrad_lab.data.mnist import Images, Split, fashion_mnist, mnist
 from spingrad_lab.data.superpixels import key_points, line_features
 
 __all__ = [
     "Graph",
     "Images",
+    "Split",
     "Table",
     "adult",
     "fashion_mnist",

@@ -58,10 +58,7 @@ class Graph(NamedTuple):
 
 
 def planetoid(name: Literal["cora", "citeseer", "pubmed"]) -> Graph:
-    """A citation network with the public split of Yang, Cohen and Salakhutdinov (2016).
-
-    Needs scipy, in whose sparse format the features come.
-    """
+    """A citation network with the public split of Yang, Cohen and Salakhutdinov (2016)."""
     if f"{name}.y" not in _SHA256:
         raise ValueError(f'name is "cora", "citeseer" or "pubmed", got {name!r}')
     y, tx, ty, allx, ally = (_matrix(name, part) for part in ("y", "tx", "ty", "allx", "ally"))
@@ -86,7 +83,7 @@ def karate() -> Graph:
     try:
         from torch_geometric.datasets import KarateClub
     except ImportError:
-        raise ImportError('karate needs torch_geometric: pip install "spingrad[graph]"') from None
+        raise ImportError('karate needs torch_geometric: pip install "spingrad-lab[all]"') from None
     club = KarateClub()[0]
     bits = torch.arange(34)[:, None] >> torch.arange(6) & 1
     none = torch.empty(0, dtype=torch.long)
@@ -94,7 +91,7 @@ def karate() -> Graph:
 
 
 def unpickle(content: bytes) -> Any:
-    """The object in a Planetoid file, made of nothing but arrays, sparse matrices, dicts and lists."""
+    """The object in a Planetoid file, made only of arrays, sparse matrices, dicts and lists."""
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
 
@@ -108,10 +105,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _admitted() -> dict[tuple[str, str], Any]:
     """What the files may name, under the module paths of Python 2 and its day."""
-    try:
-        from scipy.sparse import csr_matrix
-    except ImportError:
-        raise ImportError('planetoid needs scipy: pip install "spingrad[paper]"') from None
+    from scipy.sparse import csr_matrix
+
     return {
         ("__builtin__", "list"): list,
         ("collections", "defaultdict"): defaultdict,

@@ -14,7 +14,7 @@ Split = Literal["train", "test"]
 _PREFIX = {"train": "train", "test": "t10k"}
 _SOURCE = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "fashion-mnist": "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
 }
 _SHA256 = {
     "mnist/train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

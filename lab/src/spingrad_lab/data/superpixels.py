@@ -27,7 +27,7 @@ def key_points(images: Tensor, num_segments: int = 75, compactness: float = 0.15
     try:
         from skimage.segmentation import slic
     except ImportError:
-        raise ImportError('key_points needs scikit-image: pip install "spingrad[graph]"') from None
+        raise ImportError('key_points needs scikit-image: pip install "spingrad-lab[all]"') from None
     if images.dtype != torch.uint8 or images.dim() != 3:
         raise ValueError(
             f"images are bytes of shape (count, height, width), got {images.dtype} "

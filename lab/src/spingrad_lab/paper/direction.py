@@ -1,10 +1,11 @@
 """The appendix's Z test: does a step taken on a batch point along the gradient of the whole training set?"""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -14,12 +15,13 @@ from spingrad import BinaryLinear, binary_parameters
 from spingrad.solvers import derive_seed
 from spingrad_lab.analysis import same_direction, z_value
 from spingrad_lab.methods import METHODS
-from spingrad_lab.paper.small import Digits02, Digits12, Digits17, pair_points
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.report.statistics import estimate
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded
+from spingrad_lab.tasks.small import Digits02, Digits12, Digits17, pair_points
 from spingrad_lab.tasks.training import endless_batches, loss_of, take_step
+from spingrad_lab.trials import ahead
 
 OURS, PUBLISHED, SIGN_SGD = "QP-SBGD", "QP-SBGD as published, exact", "BinaryConnect signSGD"
 RANDOM = "random spins, drawn once"
@@ -102,32 +104,32 @@ class DirectionTest(Experiment):
         moves = movement(network, optimizer, lambda model: factor * loss(model))
         counts = np.zeros((4, 2), dtype=int)
         for move, all_, own, spins in zip(moves, whole, batch, arbitrary, strict=True):
-            moved = all_ * (move != 0)  # a unit without a gradient rests in our defaults
+            moved = all_ * (move != 0)  # an idle unit, without a gradient, does not move in ours
             pairs = ((move, moved), (move, own * (move != 0)), (spins, all_), (move, moved * (own != 0)))
             counts += np.array([same_direction(*pair) for pair in pairs])
         return counts
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        runs: dict[Variant, list[Line]] = {}
-        for line in sorted(lines, key=lambda line: (line.job["task"], line.job["seed"])):
-            runs.setdefault(Variant(*(line.job[k] for k in Variant._fields)), []).append(line)
+    def show(self, runs: pd.DataFrame) -> Section:
+        ordered = runs.sort_values(["task", "seed"])
+        found = {Variant(*key): own for key, own in groups(ordered, list(Variant._fields))}
         rows = []
         for variant in variants():
-            if own := runs.get(variant):
+            if (own := found.get(variant)) is not None:
                 rows.append(_row(str(variant), variant, own, "all"))
         for scale in (False, True):
-            if walks := runs.get(Variant(SIGN_SGD, scale, "mean")):
+            if (walks := found.get(Variant(SIGN_SGD, scale, "mean"))) is not None:
                 rows.append(_row(RANDOM, Variant(RANDOM, scale, "mean"), walks, "arbitrary"))
         header = ["method", "layers", "agrees with all", "Z", "range of Z", "beyond ±1.96", "compared"]
         header += ["agrees with its batch", "paper's Z"]
+        count = len(next(iter(found.values())))
         caption = (
             "Share of the entries in which a step has the sign of the gradient on all training images, and "
-            f"its Z; mean ± 95 % interval over {len(next(iter(runs.values())))} runs (three pairs of digits)."
+            f"its Z; mean ± 95 % interval over {count} runs (three pairs of digits)."
         )
         drawn = Figure(
-            "z", "Z of every run (dots), of the paper's (hollow), and the band of ±1.96.", _strip(runs)
+            "z", "Z of every run (dots), of the paper's (hollow), and the band of ±1.96.", _strip(found)
         )
-        return Section([*_NOTES, *_verdict(runs)], [Table(header, rows, caption)], [drawn])
+        return Section([*_NOTES, *_verdict(found)], [Table(header, rows, caption)], [drawn])
 
 
 def unscaled_network() -> nn.Sequential:
@@ -150,21 +152,20 @@ def movement(network: nn.Module, optimizer: Optimizer, loss: Loss) -> list[Tenso
     return [((old - p.detach()) / lr).round() for old, p in zip(before, network.parameters(), strict=True)]
 
 
-def z_values(lines: Sequence[Line], against: str = "all") -> list[float]:
+def z_values(runs: pd.DataFrame, against: str = "all") -> list[float]:
     """Z of each run; a run in which nothing could be compared has none."""
-    return [z_value(*line.metrics[against]) for line in lines if line.metrics[against][1]]
+    return [z_value(same, total) for same, total in runs[against] if total]
 
 
-def share(lines: Sequence[Line], against: str) -> list[float]:
-    counts = [line.metrics[against] for line in lines]
-    return [same / total for same, total in counts if total]
+def share(runs: pd.DataFrame, against: str) -> list[float]:
+    return [same / total for same, total in runs[against] if total]
 
 
-def _row(name: str, variant: Variant, own: list[Line], against: str) -> list[str]:
+def _row(name: str, variant: Variant, own: pd.DataFrame, against: str) -> list[str]:
     z = z_values(own, against)
     mean, half = estimate(z)
     outside = float(np.mean(np.abs(z) > ACCEPTED))
-    totals = [line.metrics[against][1] for line in own]
+    totals = [total for _, total in own[against]]
     paper = PAPER.get(variant.method, ()) if not variant.scale else ()
     return [
         name,
@@ -179,7 +180,7 @@ def _row(name: str, variant: Variant, own: list[Line], against: str) -> list[str
     ]
 
 
-def _strip(runs: dict[Variant, list[Line]]) -> str:
+def _strip(runs: dict[Variant, pd.DataFrame]) -> str:
     """Runs as dots beside one another, a panel for each kind of layer."""
     canvas, axes = figures.new(8.4, 4.4, columns=2)
     for column, (panel, scale) in enumerate(zip(axes[0], (False, True), strict=True)):
@@ -214,7 +215,7 @@ _NOTES = (
     "The 16-4-2 networks of the pairs of MNIST digits, 55 steps with batches of 20, a learning rate of 0.003 "
     "for every method (the paper gives none). At each step the spins by which it moves the 72 weights are "
     "compared with the sign of the gradient on all training images. Entries without a gradient are left out, "
-    "as are those of a unit that rests because its batch has none (our defaults only), so totals differ; in "
+    "as are those of a unit that is idle because its batch has none (ours only), so totals differ; in "
     "the paper they do too. The paper says neither whether its loss is a mean over the batch or a sum, which "
     "sets the size of its target, nor which pair of digits it took.",
     "The band of ±1.96 belongs to independent comparisons. Those of one run are not, as successive gradients "
@@ -223,7 +224,7 @@ _NOTES = (
 )
 
 
-def _verdict(runs: dict[Variant, list[Line]]) -> list[str]:
+def _verdict(runs: dict[Variant, pd.DataFrame]) -> list[str]:
     """Whether the paper's order appears, which reading meets its values, and what the band is worth."""
     notes = []
     means = {variant: float(np.mean(z_values(own))) for variant, own in runs.items()}
@@ -235,7 +236,7 @@ def _verdict(runs: dict[Variant, list[Line]]) -> list[str]:
             f"{_layers(nearest.scale)}: mean Z {means[nearest]:.1f}."
         )
     for scale in (False, True):
-        if rival := runs.get(Variant(SIGN_SGD, scale, "mean")):
+        if (rival := runs.get(Variant(SIGN_SGD, scale, "mean"))) is not None:
             own = [v for v in variants() if v.scale == scale and v.method != SIGN_SGD and v in runs]
             orders = "; ".join(f"{variant} {_order(runs[variant], rival)}" for variant in own)
             chance = float(np.mean(np.abs(z_values(rival, "arbitrary")) > ACCEPTED))
@@ -249,12 +250,13 @@ def _verdict(runs: dict[Variant, list[Line]]) -> list[str]:
     return notes
 
 
-def _order(own: list[Line], rival: list[Line]) -> str:
+def _order(own: pd.DataFrame, rival: pd.DataFrame) -> str:
     """The difference of Z, and whether QP-SBGD is above signSGD as in the paper."""
-    first, second = ({_run(line): z_value(*line.metrics["all"]) for line in lines if line.metrics["all"][1]}
-                     for lines in (own, rival))  # fmt: skip
-    both = sorted(first.keys() & second.keys())
-    mean, half = paired([first[k] for k in both], [second[k] for k in both]).difference
+    compared = pd.concat([own, rival])
+    compared = compared[[total > 0 for _, total in compared["all"]]]
+    compared = compared.assign(z=z_values(compared))
+    first, second = own["method"].iloc[0], rival["method"].iloc[0]
+    mean, half = ahead(compared, first, second, score="z", run=("task", "seed")).difference
     reversed_ = "the reverse of the paper's order" if mean < -half else "no order"
     order = "the paper's order" if mean > half else reversed_
     return f"{_signed(mean)} ± {half:.1f} ({order})"
@@ -266,10 +268,6 @@ def _layers(scale: bool) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
-
-
-def _run(line: Line) -> tuple[str, int]:
-    return line.job["task"], line.job["seed"]
 
 
 DIRECTION_TEST = DirectionTest()

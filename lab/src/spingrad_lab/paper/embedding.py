@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from spingrad_lab.analysis import chain_lengths, find_embedding, logical_graph
 from spingrad_lab.paper.layer_problems import digit_snapshots
-from spingrad_lab.paper.small import pair_points
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.small import pair_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CHIPS = {"pegasus": 16, "zephyr": 12}  # the sizes of Advantage and Advantage2
-Cells = dict[tuple[int, str, str], list[dict[str, Any]]]
-"""Metrics of all runs by number of spins, method and topology."""
 
 
 class Embedding(Experiment):
@@ -86,19 +85,15 @@ class Embedding(Experiment):
         lengths = chain_lengths(chains)
         return {"qubits": sum(lengths), "longest": max(lengths, default=0), "seconds": round(seconds, 3)}
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        cells: Cells = {}
-        for line in lines:
-            if line.job["stage"] == "clique":
-                key = line.job["n"], line.job["method"], line.job["topology"]
-                cells.setdefault(key, []).append(line.metrics)
-        layer = next(line for line in lines if line.job["stage"] == "layer").metrics
-        return Section(self._notes(layer, cells), [_table(cells)], [_figure(layer)])
+    def show(self, runs: pd.DataFrame) -> Section:
+        cliques, layer = where(runs, stage="clique"), where(runs, stage="layer").iloc[0]
+        return Section(self._notes(layer, cliques), [_table(cliques)], [_figure(layer)])
 
-    def _notes(self, layer: dict[str, Any], cells: Cells) -> list[str]:
+    def _notes(self, layer: pd.Series, cliques: pd.DataFrame) -> list[str]:
         num_spins, lengths = len(layer["chains"]), [len(chain) for chain in layer["chains"]]
-        n = max(key[0] for key in cells)
-        slow, quick = (_median(cells[n, how, "pegasus"], "seconds") for how in ("heuristic", "busclique"))
+        n = cliques["n"].max()
+        largest = where(cliques, n=n, topology="pegasus")
+        slow, quick = (where(largest, method=m)["seconds"].median() for m in ("heuristic", "busclique"))
         return [
             f"Drawn: the first layer of the digits' network 16-4-2 before update {layer['update']}, "
             f"{len(layer['couplings'])} of {num_spins * (num_spins - 1) // 2} couplings, on Pegasus of size "
@@ -112,32 +107,30 @@ class Embedding(Experiment):
         ]
 
 
-def _table(cells: Cells) -> Table:
+def _table(cliques: pd.DataFrame) -> Table:
     columns = [("heuristic", "pegasus"), ("heuristic", "zephyr"), ("busclique", "pegasus")]
     quantities = ("qubits", "longest chain", "seconds")
     header = ["spins", *(f"{q}, {how} on {chip.title()}" for how, chip in columns for q in quantities)]
     rows = []
-    for n in sorted({key[0] for key in cells}):
-        found = (_cost(cells.get((n, *column), [])) for column in columns)
+    for n, own in groups(cliques.sort_values("n"), "n"):
+        found = (_cost(where(own, method=how, topology=chip)) for how, chip in columns)
         rows.append([str(n), *itertools.chain.from_iterable(found)])
     caption = "Cliques on chips without defects: median over runs, without the time to build the chip's graph"
     return Table(header, rows, caption)
 
 
-def _cost(found: list[dict[str, Any]]) -> list[str]:
+def _cost(found: pd.DataFrame) -> list[str]:
     """Qubits, longest chain and seconds, of the runs that found an embedding if any did."""
-    if not found:
+    if found.empty:
         return ["–"] * 3
-    done = [metrics for metrics in found if metrics["qubits"]]
-    sizes = [f"{_median(done, key):.0f}" for key in ("qubits", "longest")] if done else ["none found", "–"]
-    return [*sizes, f"{_median(done or found, 'seconds'):.2f}"]
+    done = found[found["qubits"] > 0]
+    sizes = (
+        [f"{done[key].median():.0f}" for key in ("qubits", "longest")] if len(done) else ["none found", "–"]
+    )
+    return [*sizes, f"{(done if len(done) else found)['seconds'].median():.2f}"]
 
 
-def _median(found: list[dict[str, Any]], key: str) -> float:
-    return float(np.median([metrics[key] for metrics in found]))
-
-
-def _figure(layer: dict[str, Any]) -> Figure:
+def _figure(layer: pd.Series) -> Figure:
     canvas, axes = figures.new(10, 5)
     canvas.delaxes(axes[0, 0])
     panels = canvas.subplots(1, 2, width_ratios=(1, 1.25))
@@ -153,7 +146,7 @@ def _figure(layer: dict[str, Any]) -> Figure:
     return Figure("embedding", caption, to_svg(canvas))
 
 
-def _draw_logical(panel: "Axes", layer: dict[str, Any]) -> None:
+def _draw_logical(panel: "Axes", layer: pd.Series) -> None:
     from matplotlib.collections import LineCollection
 
     count = len(layer["chains"])
@@ -169,7 +162,7 @@ def _draw_logical(panel: "Axes", layer: dict[str, Any]) -> None:
     panel.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), title="logical graph: one node for each spin")
 
 
-def _draw_chip(panel: "Axes", layer: dict[str, Any]) -> None:
+def _draw_chip(panel: "Axes", layer: pd.Series) -> None:
     from matplotlib.collections import LineCollection
 
     places = np.asarray(layer["places"])

@@ -1,195 +1,30 @@
 """Graphs: Karate club, the citation graphs behind an encoder, and the same without one."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import pandas as pd
 
-from spingrad.nn.gcn import BinaryGCNConv, normalized_adjacency
-from spingrad_lab.data import Graph, karate, planetoid
+from spingrad_lab.comparison import Comparison
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import estimate
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
-from spingrad_lab.tasks.training import Task, accuracy_of, logistic_scores, loss_of, train
-from spingrad_lab.trials import Comparison, Score
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded
+from spingrad_lab.tasks.graphs import (
+    Citations,
+    CiteSeer,
+    Cora,
+    CoraRaw,
+    Karate,
+    KarateWide,
+    PubMed,
+    PubMedRaw,
+)
+from spingrad_lab.tasks.training import train
+from spingrad_lab.trials import ACCURACY as TEST_ACCURACY
+from spingrad_lab.trials import Score
 
-TEST_ACCURACY = Score("test_accuracy", "test accuracy")
 TRAIN_ACCURACY = Score("train_accuracy", "training accuracy")
-
-
-class GCN(nn.Module):
-    """An optional real-valued encoder and two binary graph convolutions.
-
-    ``near`` and ``far`` are rows of the normalized adjacency matrix: those of the nodes that are asked for,
-    and those of their neighbours.
-    """
-
-    def __init__(self, encoder: nn.Module, sizes: tuple[int, int, int]) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.first = BinaryGCNConv(sizes[0], sizes[1])
-        self.second = BinaryGCNConv(sizes[1], sizes[2])
-
-    def forward(self, x: Tensor, far: Tensor, near: Tensor) -> Tensor:
-        hidden = nn.functional.hardtanh(self.first(self.encoder(x), far))
-        out: Tensor = self.second(hidden, near)
-        return out
-
-
-class NodeTask(Task):
-    """Classes of nodes; a batch sees only its nodes, their neighbours and the neighbours of these."""
-
-    hidden = 10
-    graph: Graph
-    adjacency: Tensor
-    train: Tensor
-    test: Tensor
-
-    def network(self) -> nn.Module:
-        classes = int(self.graph.labels.max()) + 1
-        return GCN(nn.Identity(), (self.graph.features.shape[1], self.hidden, classes))
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        yield self._loss(self.train)
-
-    def _loss(self, nodes: Tensor) -> Callable[[nn.Module], Tensor]:
-        inputs, labels = neighbourhood(self.graph.features, self.adjacency, nodes), self.graph.labels[nodes]
-        return lambda model: loss_of(model(*inputs), labels)
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        scores = {}
-        for part, nodes in {"train": self.train, "test": self.test}.items():
-            out = model(*self._inputs(part))
-            scores[f"{part}_loss"] = float(loss_of(out, self.graph.labels[nodes]))
-            scores[f"{part}_accuracy"] = accuracy_of(out, self.graph.labels[nodes])
-        return scores
-
-    def _inputs(self, part: str) -> tuple[Tensor, Tensor, Tensor]:
-        if part not in self.__dict__.setdefault("_kept", {}):
-            self._kept[part] = neighbourhood(self.graph.features, self.adjacency, getattr(self, part))
-        return self._kept[part]
-
-    _kept: dict[str, tuple[Tensor, Tensor, Tensor]]
-
-    def logistic(self) -> dict[str, float]:
-        x, y = self.graph.features, self.graph.labels
-        return logistic_scores((x[self.train], y[self.train]), (x[self.test], y[self.test]))
-
-
-def neighbourhood(x: Tensor, adjacency: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs of a :class:`GCN` that give its outputs at ``nodes``."""
-    near, neighbours = _rows(adjacency, nodes)
-    far, reached = _rows(adjacency, neighbours)
-    return x[reached], far, near
-
-
-def _rows(adjacency: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of a sparse matrix without its empty columns, and which columns are left."""
-    rows = adjacency.index_select(0, nodes).coalesce()
-    (row, column), values = rows.indices(), rows.values()
-    left, place = column.unique(return_inverse=True)
-    shape = (len(nodes), len(left))
-    kept = torch.sparse_coo_tensor(torch.stack([row, place]), values, shape, check_invariants=True)
-    return kept.coalesce(), left
-
-
-@cache
-def _citations(name: Literal["cora", "citeseer", "pubmed"], normalize: bool) -> tuple[Graph, Tensor]:
-    graph = planetoid(name)
-    x = graph.features
-    if normalize:
-        x = x / x.sum(1, keepdim=True).clamp(min=1e-12)
-    x = x / x.square().mean().sqrt()
-    return graph._replace(features=x), normalized_adjacency(graph.edge_index, len(x))
-
-
-class Citations(NodeTask):
-    """A citation graph with its public split; validation nodes are never trained on."""
-
-    name: Literal["cora", "citeseer", "pubmed"]
-    epochs = 200
-    encoded = True
-    fraction = 1 / 16
-    """Each epoch is one batch with this fraction of the training nodes."""
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        self.graph, self.adjacency = _citations(self.name, self.encoded)
-        self.train, self.test = self.graph.train, self.graph.val if tuning else self.graph.test
-        if quick:
-            self.epochs = 20
-
-    def network(self) -> nn.Module:
-        classes, size = int(self.graph.labels.max()) + 1, self.graph.features.shape[1]
-        encoder = nn.Sequential(nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, 10))
-        return GCN(encoder, (10, self.hidden, classes))
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        count = max(1, round(self.fraction * len(self.train)))
-        yield self._loss(self.train[torch.randperm(len(self.train))[:count]])
-
-
-class Cora(Citations):
-    name = "cora"
-
-
-class CiteSeer(Citations):
-    name = "citeseer"
-
-
-class PubMed(Citations):
-    name = "pubmed"
-
-
-class Raw(Citations):
-    """No encoder: the first binary layer takes the features as they are, in full batches."""
-
-    encoded, exact = False, False
-    hidden = 64
-
-    network = NodeTask.network
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        inputs, labels = self._inputs("train"), self.graph.labels[self.train]
-        yield lambda model: loss_of(model(*inputs), labels)
-
-
-class CoraRaw(Raw):
-    name = "cora"
-
-
-class PubMedRaw(Raw):
-    name = "pubmed"
-
-
-class Karate(NodeTask):
-    """Five nodes of each class to train, or all of a smaller one; the rest to test."""
-
-    epochs = 150
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        self.graph = karate()
-        self.adjacency = normalized_adjacency(self.graph.edge_index, 34)
-        classes = [torch.nonzero(self.graph.labels == c)[:, 0] for c in range(4)]
-        shuffled = [nodes[torch.randperm(len(nodes))] for nodes in classes]
-        self.train = torch.cat([nodes[:5] for nodes in shuffled])
-        self.test = torch.cat([nodes[5:] for nodes in shuffled])
-        if tuning:  # one training node of each class is held out
-            self.train = torch.cat([nodes[1:5] for nodes in shuffled])
-            self.test = torch.cat([nodes[:1] for nodes in shuffled])
-        if quick:
-            self.epochs = 20
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        inputs, labels = self._inputs("train"), self.graph.labels[self.train]
-        yield lambda model: loss_of(model(*inputs), labels)
-
-
-class KarateWide(Karate):
-    hidden, exact = 128, False
 
 
 KARATE = Comparison(
@@ -292,16 +127,14 @@ class Ablation(Experiment):
             task.fraction = job["fraction"]
             return train(task, job["method"], {"lr": job["lr"], **extra}, job["seed"])
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        cells: dict[tuple[str, float, float], list[float]] = {}
-        for line in lines:
-            key = line.job["method"], line.job["lr"], line.job["fraction"]
-            cells.setdefault(key, []).append(line.metrics["test_accuracy"])
-        rates, fractions = sorted({k[1] for k in cells}), sorted({k[2] for k in cells})
+    def show(self, runs: pd.DataFrame) -> Section:
+        found = groups(runs, ["method", "lr", "fraction"])
+        cells = {place: estimate(own["test_accuracy"]) for place, own in found}
+        rates, fractions = sorted(set(runs["lr"])), sorted(set(runs["fraction"]))
         tables = [
             Table(
                 ["learning rate", *(f"{f:.1%}" for f in fractions)],
-                [[f"{lr:g}", *(str(estimate(cells[method, lr, f])) for f in fractions)] for lr in rates],
+                [[f"{lr:g}", *(str(cells[method, lr, f]) for f in fractions)] for lr in rates],
                 f"{method}: test accuracy by the share of the training nodes in a batch",
             )
             for method in self.methods
@@ -310,7 +143,7 @@ class Ablation(Experiment):
         kinds = [(figures.VERMILION, "-"), (figures.BLUE, "--"), (figures.GREEN, "-."), (figures.BLACK, ":")]
         for method, panel in zip(self.methods, axes[0], strict=True):
             for place, (fraction, (colour, dash)) in enumerate(zip(fractions, kinds, strict=False)):
-                means = [estimate(cells[method, lr, fraction]) for lr in rates]
+                means = [cells[method, lr, fraction] for lr in rates]
                 style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4, "capsize": 3}
                 shifted = [lr * 1.12 ** (place - 1.5) for lr in rates]  # or the intervals hide each other
                 label = f"{fraction:.1%} of the nodes"
@@ -326,7 +159,7 @@ class Ablation(Experiment):
         )
         notes = [
             "Cora with encoder, as above, 200 batches; QP-SBGD at `target_rms` 1 and signSGD without "
-            "momentum, so that the learning rate alone differs. The paper shows QP-SBGD only."
+            "momentum, so that only the learning rate differs. The paper shows only QP-SBGD."
         ]
         return Section(notes, tables, [Figure("ablation", caption, to_svg(canvas))])
 

@@ -1,29 +1,29 @@
-"""The problems that a layer meets in training, each posed as published and by our defaults."""
+"""The problems that a layer meets in training, each posed as published and with our scales."""
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
 from spingrad.problem import Rows
 from spingrad.record import record_of
 from spingrad_lab.methods import ONE_BATCH
-from spingrad_lab.paper.small import Digits12, pair_points
 from spingrad_lab.report.sections import Figure, Section, Table
 from spingrad_lab.report.statistics import Estimate, estimate
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.small import Digits12, pair_points
 from spingrad_lab.tasks.training import VectorTask, endless_batches
 
 POSINGS: dict[str, tuple[Rows, float | None]] = {
     "as published": ("normalized", None),
     "ours": ("uniform", 1.0),
 }
-"""How a record becomes a problem: its rows and its target, as in the paper and by default."""
+"""How a record becomes a problem: its rows and its target, as in the paper and with our scales."""
 UPDATES = (0, 10, 20, 30, 40, 50)
 ALIVE = 1e-6
 """A gradient of smaller root mean square is zero up to rounding; true ones are about 1e-3 and more."""
@@ -31,11 +31,12 @@ TIE = 1e-9
 """Values closer than this, as a fraction of their spread or size, are the same."""
 
 SETTING = (
-    "Network 16-4-2 on MNIST digits 1 and 2, trained by QP-SBGD at its defaults; the problem is the first "
-    "layer's (16 spins), before updates 0 to 50. The *same* records are posed as published (normalised "
-    "rows, the gradient as target) and by our defaults (uniform rows, target of root mean square 1), so the "
-    "posing alone differs. At each update it is the unit of largest gradient that is shown: of four units, "
-    "those with two equal outgoing weights have none. Outputs are divided by √fan-in, as in *mnist-pairs*."
+    "Network 16-4-2 on MNIST digits 1 and 2, trained by QP-SBGD (one batch at a time, in all directions); "
+    "the problem is the first layer's (16 spins), before updates 0 to 50. The *same* records are posed as "
+    "published (normalised rows, the gradient as target) and with our scales (uniform rows, target of root "
+    "mean square 1), so that only the posing differs. At each update it is the unit of largest gradient that "
+    "is shown: of four units, those with two equal outgoing weights have none. Outputs are divided by "
+    "√fan-in, as in *mnist-pairs*."
 )
 
 
@@ -87,21 +88,30 @@ Columns = Mapping[str, tuple[str, Callable[[Estimate], str]]]
 
 @dataclass(frozen=True)
 class Readings:
-    """What the runs measured at each update in each posing, by seed; what could not be measured is None."""
+    """What the runs measured: a row for each seed, update and posing; NaN is what could not be measured."""
 
-    lines: Sequence[Line]
+    measured: pd.DataFrame
+
+    @classmethod
+    def of(cls, runs: pd.DataFrame) -> Self:
+        rows = [
+            {"seed": seed, "update": update, "posing": name, **measured}
+            for update in UPDATES
+            if str(update) in runs
+            for seed, posed in zip(runs["seed"], runs[str(update)], strict=True)
+            if isinstance(posed, dict)  # a run has no entry at an update without any gradient
+            for name, measured in posed.items()
+        ]
+        return cls(pd.DataFrame(rows))
 
     def pooled(self, name: str, key: str) -> list[float]:
         """The values of a posing one by one."""
-        return [metrics[name][key] for line in self.lines for metrics in line.metrics.values()]
+        return where(self.measured, posing=name)[key].to_list()
 
     def values(self, name: str, key: str, update: int | None = None) -> list[float]:
         """One value for each seed: at an update, or the mean over its updates."""
-        found = []
-        for line in self.lines:
-            own = [metrics[name][key] for at, metrics in line.metrics.items() if update in (None, int(at))]
-            found.append([value for value in own if value is not None])
-        return [float(np.mean(own)) for own in found if own]
+        own = where(self.measured, posing=name, **({} if update is None else {"update": update}))
+        return own.groupby("seed", sort=False)[key].mean().dropna().to_list() if len(own) else []
 
     def estimate(self, name: str, key: str) -> Estimate:
         return estimate(self.values(name, key))
@@ -141,8 +151,8 @@ class DigitExperiment(Experiment):
                 for snapshot in digit_snapshots(job)
             }
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        found, drawn = Readings(lines), min(lines, key=lambda line: line.job["seed"])
+    def show(self, runs: pd.DataFrame) -> Section:
+        found, drawn = Readings.of(runs), runs.sort_values("seed").iloc[0].dropna()
         return Section([SETTING, *self.notes(found)], self.tables(found), self.draw(drawn))
 
     @abstractmethod
@@ -155,4 +165,4 @@ class DigitExperiment(Experiment):
     def tables(self, found: Readings) -> list[Table]: ...
 
     @abstractmethod
-    def draw(self, line: Line) -> list[Figure]: ...
+    def draw(self, run: pd.Series) -> list[Figure]: ...

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from spingrad_lab.paper.layer_problems import POSINGS, TIE, UPDATES, Columns, Di
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Table, to_svg
 from spingrad_lab.report.statistics import Estimate, significant
-from spingrad_lab.runs import Line
 
 
 def qubo_matrix(problem: BinaryLeastSquares, unit: int) -> Tensor:  # (n, n)
@@ -62,16 +62,16 @@ class QuboEvolution(DigitExperiment):
             "not zero: ZᵀZ of a batch is dense, and a zero is two inputs that agree as often as they differ.",
             f"The biases carry the gradient. As published they are {ratio['as published']:.3f} times the "
             f"couplings, with our target {ratio['ours']:.2f} times. The inputs are spins, rows of equal "
-            f"norm, so in {same:.0%} of the problems both posings have the same couplings and differ in the "
-            "diagonal alone; in the others ours leaves out rows without a gradient.",
+            f"norm, so in {same:.0%} of the problems both posings have the same couplings and differ only in "
+            "the diagonal; in the others ours leaves out rows without a gradient.",
         ]
 
-    def draw(self, line: Line) -> list[Figure]:
+    def draw(self, run: pd.Series) -> list[Figure]:
         from matplotlib.colors import SymLogNorm
 
-        shown = [update for update in UPDATES if str(update) in line.metrics]
+        shown = [update for update in UPDATES if str(update) in run]
         matrices = {
-            (name, update): _symmetric(line.metrics[str(update)][name]["upper"])
+            (name, update): _symmetric(run[str(update)][name]["upper"])
             for name, update in itertools.product(POSINGS, shown)
         }
         limit = max(float(np.abs(matrix).max()) for matrix in matrices.values())

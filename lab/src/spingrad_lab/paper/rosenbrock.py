@@ -1,11 +1,12 @@
-"""The paper's Rosenbrock runs, of which it tells the QPU time alone: projected steps on a function."""
+"""The paper's Rosenbrock runs, of which it tells only the QPU time: projected steps on a function."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,7 +17,8 @@ from spingrad.solvers import BlockDescentSolver, ExactSolver, Solver
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
+from spingrad_lab.trials import TUNING_SEED, Choice, Score, as_settings, best_trial
 
 PUBLISHED, OURS = "QP-SBGD as published", "QP-SBGD"
 SIGN_OF_ROWS, SIGN_SGD = "signSGD, normalised rows", "signSGD"
@@ -37,13 +39,13 @@ STYLES = {
     SGD: (figures.SKY, "--"),
     ADAM: (figures.GREEN, "--"),
 }
-TUNING_SEED, FINAL_SEED = 1_000, 100  # starts 0 to 5 were seen while the rates above were chosen
+FINAL_SEED = 100  # starts 0 to 5 were seen while the rates above were chosen
 REACHED = 1e-2
 LEAST, RUNAWAY = 1e-16, 1e9
 EXACT_UP_TO = 10
 
 Mover = Callable[[Tensor, Tensor], Tensor]
-"""Residuals and their Jacobian to the direction of a step."""
+"""A function of the residuals and their Jacobian that returns the direction of a step."""
 
 
 def residuals(x: Tensor) -> Tensor:  # (d,) -> (2 d - 2,)
@@ -122,7 +124,7 @@ class Rosenbrock(Experiment):
     """Steps in spins beside gradient descent and Adam, in 2, 10 and 50 dimensions; then on spins."""
 
     title = "The Rosenbrock function"
-    source = "appendix, runtime analysis (five runs, of which it tells the QPU time alone)"
+    source = "appendix, runtime analysis (five runs, of which it tells only the QPU time)"
     dimensions = (2, 10, 50)
     steps, starts, tuning_starts = 500, 20, 4
     spin_lr, spin_steps = 0.1, 100
@@ -142,7 +144,8 @@ class Rosenbrock(Experiment):
         finals = []
         for dimension, seed in itertools.product(self.dimensions, range(FINAL_SEED, FINAL_SEED + starts)):
             for method in RATES:
-                finals.append(_job("final", dimension, method, chosen_rate(trials, dimension, method), seed))
+                lr = chosen(trials, dimension, method).settings["lr"]
+                finals.append(_job("final", dimension, method, lr, seed))
             finals += [_job("spins", dimension, method, self.spin_lr, seed) for method in SPIN_METHODS]
         lab.run(finals, "finals")
 
@@ -158,12 +161,12 @@ class Rosenbrock(Experiment):
             metrics["value curve"] = {"x": moments, "y": [significant(values[k], 4) for k in moments]}
         return metrics
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        finals, spins = _by(lines, "final"), _by(lines, "spins")
-        trials = [line for line in lines if line.job["stage"] == "trial"]
-        steps = max(line.metrics["value curve"]["x"][-1] for own in finals.values() for line in own)
+    def show(self, runs: pd.DataFrame) -> Section:
+        finals, spins = _by(runs, "final"), _by(runs, "spins")
+        trials = where(runs, stage="trial")
+        steps = max(curve["x"][-1] for curve in where(runs, stage="final")["value curve"])
         rows = [
-            [str(d), method, *_spread([line.metrics["value"] for line in own]), _rate(trials, d, method)]
+            [str(d), method, *_spread(own["value"]), str(chosen(trials, d, method)).removeprefix("lr ")]
             for (d, method), own in finals.items()
         ]
         header = ["dimension", "method", "median E", "quartiles", f"E < {REACHED:g}", "learning rate"]
@@ -173,58 +176,46 @@ class Rosenbrock(Experiment):
         return Section([*_NOTES, *_verdict(finals, spins)], tables, [_figure(finals)])
 
 
-def chosen_rate(trials: Sequence[Line], dimension: int, method: str) -> float:
+def chosen(trials: pd.DataFrame, dimension: int, method: str) -> Choice:
     """The learning rate with the least mean logarithm of the last values: one start left behind counts."""
-    ends: dict[float, list[float]] = {}
-    for line in trials:
-        if (line.job["dimension"], line.job["method"]) == (dimension, method):
-            ends.setdefault(line.job["lr"], []).append(math.log10(max(line.metrics["value"], LEAST)))
-    return min(ends, key=lambda lr: float(np.mean(ends[lr])))
+    own = as_settings(where(trials, dimension=dimension, method=method), "lr")
+    own = own.assign(logarithm=np.log10(own["value"].clip(lower=LEAST)))
+    return best_trial(own, Score("logarithm", "logarithm of the last value", higher_is_better=False))
 
 
-def _rate(trials: Sequence[Line], dimension: int, method: str) -> str:
-    lr = chosen_rate(trials, dimension, method)
-    tried = sorted({line.job["lr"] for line in trials if line.job["method"] == method})
-    return f"{lr:g}{'†' if len(tried) > 2 and lr in (tried[0], tried[-1]) else ''}"
+def _by(runs: pd.DataFrame, stage: str) -> dict[tuple[int, str], pd.DataFrame]:
+    """The runs of a stage by dimension and method, each sorted by start."""
+    own = where(runs, stage=stage).sort_values("seed")
+    found = dict(groups(own, ["dimension", "method"]))
+    return {
+        key: found[key] for key in itertools.product(sorted(set(own["dimension"])), RATES) if key in found
+    }
 
 
-def _by(lines: Sequence[Line], stage: str) -> dict[tuple[int, str], list[Line]]:
-    """The lines of a stage by dimension and method, each sorted by start."""
-    found: dict[tuple[int, str], list[Line]] = {}
-    order = list(RATES)
-    for line in sorted(
-        (line for line in lines if line.job["stage"] == stage),
-        key=lambda line: (line.job["dimension"], order.index(line.job["method"]), line.job["seed"]),
-    ):
-        found.setdefault((line.job["dimension"], line.job["method"]), []).append(line)
-    return found
-
-
-def _spread(values: list[float]) -> list[str]:
+def _spread(values: pd.Series) -> list[str]:
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return [f"{middle:.2g}", f"{low:.2g} to {high:.2g}", f"{np.mean(np.array(values) < REACHED):.0%}"]
+    return [f"{middle:.2g}", f"{low:.2g} to {high:.2g}", f"{np.mean(values < REACHED):.0%}"]
 
 
-def _spin_table(spins: dict[tuple[int, str], list[Line]]) -> Table:
+def _spin_table(spins: dict[tuple[int, str], pd.DataFrame]) -> Table:
     rows = []
     for (dimension, method), own in spins.items():
-        ended = np.mean([line.metrics["value"] == 0 for line in own])
-        visited = np.mean([line.metrics["best"] == 0 for line in own])
-        median = np.median([line.metrics["value"] for line in own])
+        ended, visited = ((own[value] == 0).mean() for value in ("value", "best"))
+        median = own["value"].median()
         rows.append([str(dimension), method, f"{ended:.0%}", f"{visited:.0%}", f"{median:,.0f}"])
     header = ["dimension", "method", "ended at the optimum", "visited it", "median E at the end"]
     caption = "Where the function sees sign(x), and its optimum is one of 2ᵈ points: share of the starts."
     return Table(header, rows, caption)
 
 
-def _figure(finals: dict[tuple[int, str], list[Line]]) -> Figure:
+def _figure(finals: dict[tuple[int, str], pd.DataFrame]) -> Figure:
     dimensions = sorted({dimension for dimension, _ in finals})
     canvas, axes = figures.new(9.6, 3.6, columns=len(dimensions))
     for (dimension, method), own in finals.items():
         panel = axes[0, dimensions.index(dimension)]
         colour, dash = STYLES[method]
-        x = own[0].metrics["value curve"]["x"]
-        curves = np.maximum([line.metrics["value curve"]["y"] for line in own], LEAST)
+        x = own["value curve"].iloc[0]["x"]
+        curves = np.maximum([curve["y"] for curve in own["value curve"]], LEAST)
         low, middle, high = np.quantile(curves, [0.25, 0.5, 0.75], axis=0)
         panel.plot(x, middle, dash, color=colour, label=method, linewidth=1.6)
         panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -252,22 +243,20 @@ _NOTES = (
 
 
 def _verdict(
-    finals: dict[tuple[int, str], list[Line]], spins: dict[tuple[int, str], list[Line]]
+    finals: dict[tuple[int, str], pd.DataFrame], spins: dict[tuple[int, str], pd.DataFrame]
 ) -> list[str]:
     """Which method ends lowest, and what the rows and the projection have to do with it."""
     notes = []
     for dimension in sorted({d for d, _ in finals}):
-        ends = {
-            m: [line.metrics["value"] for line in own] for (d, m), own in finals.items() if d == dimension
-        }
-        medians = {method: float(np.median(values)) for method, values in ends.items()}
+        ends = {m: own["value"] for (d, m), own in finals.items() if d == dimension}
+        medians = {method: values.median() for method, values in ends.items()}
         ranked = ", ".join(f"{m} {medians[m]:.2g}" for m in sorted(medians, key=medians.__getitem__))
         lower = np.mean([a < b for a, b in zip(ends[PUBLISHED], ends[SIGN_OF_ROWS], strict=True)])
         notes.append(
             f"**Dimension {dimension}**, median of the last value: {ranked}. The published projection ends "
             f"below the sign of its own linear term from {lower:.0%} of the starts."
         )
-    ended = {key: np.mean([line.metrics["value"] == 0 for line in own]) for key, own in spins.items()}
+    ended = {key: (own["value"] == 0).mean() for key, own in spins.items()}
     reached = [f"{method} in dimension {d} ({share:.0%})" for (d, method), share in ended.items() if share]
     notes.append(f"On spins, these end at the optimum from some starts: {', '.join(reached) or 'none'}.")
     return notes

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from spingrad_lab.paper.layer_problems import POSINGS, TIE, UPDATES, DigitExperi
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Table, to_svg
 from spingrad_lab.report.statistics import Estimate
-from spingrad_lab.runs import Line
 
 NUM_READS, NUM_SWEEPS = 1_000, 2
 _STAND_IN = (
@@ -45,8 +45,8 @@ class EnergyHistogram(DigitExperiment):
             "at_optimum": float((reads < optimum + TIE * spread).mean()),
             "optima": int((states < optimum + TIE * spread).sum()),
             "gap": float((np.median(reads) - optimum) / spread),
-            "skew_reads": _skewness(reads),
-            "skew_states": _skewness(states),
+            "skew_reads": skewness(reads),
+            "skew_states": skewness(states),
         }
         if seed == 0:  # the one that is drawn
             width = max(1.5 * (reads.max() - optimum), 0.2 * spread)
@@ -92,16 +92,16 @@ class EnergyHistogram(DigitExperiment):
             "squares.",
         ]
 
-    def draw(self, line: Line) -> list[Figure]:
-        return [self._figure(line, name) for name in POSINGS]
+    def draw(self, run: pd.Series) -> list[Figure]:
+        return [self._figure(run, name) for name in POSINGS]
 
-    def _figure(self, line: Line, name: str) -> Figure:
+    def _figure(self, run: pd.Series, name: str) -> Figure:
         canvas, axes = figures.new(8.4, 4.4, rows=2, columns=3)
         for place, (update, panel) in enumerate(zip(UPDATES, axes.flat, strict=True)):
-            if str(update) not in line.metrics:
+            if str(update) not in run:
                 panel.set_axis_off()
                 continue
-            own = line.metrics[str(update)][name]
+            own = run[str(update)][name]
             low, high = own["edges"]
             edges = np.linspace(low, high, self.num_bins + 1)
             reads, states = (np.asarray(own[key]) for key in ("reads", "states"))
@@ -173,13 +173,13 @@ class Similarity(DigitExperiment):
             f"{distinct['as published']:.1f} as published and {distinct['ours']:.1f} with ours.",
         ]
 
-    def draw(self, line: Line) -> list[Figure]:
-        update = max(line.metrics, key=int)
+    def draw(self, run: pd.Series) -> list[Figure]:
+        update = max(update for update in UPDATES if str(update) in run)
         canvas, axes = figures.new(6.4, 5.4, rows=2, columns=2)
         ticks, ends = range(0, self.count, 3), (-0.5, self.count - 0.5)
         labels = [tick + 1 for tick in ticks]
         for (name, origin), panel in zip(itertools.product(POSINGS, self.origins), axes.flat, strict=True):
-            matrix = np.asarray(line.metrics[update][name][f"{origin} matrix"])
+            matrix = np.asarray(run[str(update)][name][f"{origin} matrix"])
             image = panel.imshow(matrix, cmap="viridis", vmin=0, vmax=1)
             panel.grid(visible=False)
             panel.set(xticks=ticks, yticks=ticks, xticklabels=labels, yticklabels=labels)
@@ -210,11 +210,11 @@ def _similarities(matrix: Tensor, origin: str) -> dict[str, float | None]:
     return {origin: mean, f"{origin} highest": highest}
 
 
-def _skewness(energies: "np.ndarray") -> float:
-    """Third moment in units of the standard deviation: positive for a long tail to high values."""
-    centred = energies - energies.mean()
-    spread = float(centred.std())
-    return float((centred**3).mean() / spread**3) if spread > 0 else 0.0
+def skewness(energies: "np.ndarray") -> float:
+    """Positive for a long tail to high values; zero where all values are equal."""
+    from scipy import stats
+
+    return float(stats.skew(energies)) if np.ptp(energies) > 0 else 0.0
 
 
 ENERGY_HISTOGRAM = EnergyHistogram()

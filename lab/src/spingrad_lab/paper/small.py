@@ -1,88 +1,37 @@
 """The paper's small networks: logistic regression on blobs, Adult, and pairs of MNIST digits."""
 
-import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import pandas as pd
 
-from spingrad import BinaryLinear
-from spingrad._files import cache_folder, write_atomically
-from spingrad_lab.data import adult, key_points, line_features, mnist
+from spingrad_lab.comparison import Comparison
 from spingrad_lab.methods import NUM_TRIALS, grid
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
-from spingrad_lab.runs import Job, Lab, Line, seeded
-from spingrad_lab.tasks.training import VectorTask, logistic_scores, loss_of
-from spingrad_lab.trials import Comparison, Score
+from spingrad_lab.runs import Job, Lab, groups, seeded, where
+from spingrad_lab.tasks.small import (
+    PAIRS,
+    AdultTenLayers,
+    AdultThreeFeatures,
+    AdultTwoLayers,
+    DigitPair,
+    Digits02,
+    Digits12,
+    Digits17,
+    OffsetBlobs,
+    RandomBlobs,
+    SymmetricBlobs,
+    pair_points,
+)
+from spingrad_lab.tasks.training import logistic_scores
+from spingrad_lab.trials import ACCURACY as TEST_ACCURACY
+from spingrad_lab.trials import Score
 
 TRAIN_LOSS = Score("train_loss", "training loss", higher_is_better=False)
 TRAIN_ACCURACY = Score("train_accuracy", "training accuracy")
-TEST_ACCURACY = Score("test_accuracy", "test accuracy")
 CHOOSE_BY_LOSS = Score("test_loss", "validation loss", higher_is_better=False)
 CHOOSE_BY_ACCURACY = Score("test_accuracy", "validation accuracy")
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    """Binary linear layers with hardtanh between them."""
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
-        layers += [BinaryLinear(fan_in, fan_out), nn.Hardtanh()]
-    return nn.Sequential(*layers[:-1])
-
-
-class Blobs(VectorTask):
-    """Two blobs in the plane with a third coordinate of one; a subclass says where they are."""
-
-    epochs, batch = 10, 20
-    spread = 0.5
-
-    def centres(self) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        first, second = self.centres()
-        self.train, self.test = self._draw(first, second), self._draw(first, second)
-
-    def _draw(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        y = torch.arange(200) % 2
-        plane = torch.where(y[:, None] == 1, second, first) + self.spread * torch.randn(200, 2)
-        return torch.cat([plane, torch.ones(200, 1)], 1), y
-
-    def network(self) -> nn.Module:
-        return mlp(3, 1)
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        x, y = self.train
-        best = min(self._loss(torch.tensor(w), x, y) for w in itertools.product((-1.0, 1.0), repeat=3))
-        scores = super().scores(model)
-        return scores | {"excess": scores["train_loss"] - best}
-
-    def _loss(self, weight: Tensor, x: Tensor, y: Tensor) -> float:
-        return float(loss_of((x @ weight)[:, None] * 3**-0.5, y))
-
-    def logistic(self) -> dict[str, float]:
-        return super().logistic() | {"excess": float("nan")}
-
-
-class SymmetricBlobs(Blobs):
-    def centres(self) -> tuple[Tensor, Tensor]:
-        return torch.tensor([-2.0, -2.0]), torch.tensor([2.0, 2.0])
-
-
-class OffsetBlobs(Blobs):
-    def centres(self) -> tuple[Tensor, Tensor]:
-        return torch.tensor([-0.5, -0.5]), torch.tensor([2.5, 2.5])
-
-
-class RandomBlobs(Blobs):
-    def centres(self) -> tuple[Tensor, Tensor]:
-        middle, angle = torch.randn(2), torch.rand(1) * 6.2832
-        arm = 2 * torch.cat([angle.cos(), angle.sin()])
-        return middle - arm, middle + arm
 
 
 _CONVERGENCE = (
@@ -105,64 +54,6 @@ LOGISTIC_REGRESSION = Comparison(
         "(the paper gives one learning rate for each method).",
     ),
 )
-
-
-@cache
-def adult_rows() -> tuple[Tensor, Tensor]:
-    """All 32,561 rows of both files, bits as spins."""
-    parts = adult("train"), adult("test")
-    features = torch.cat([part.features for part in parts])
-    return 2 * features - 1, torch.cat([part.labels for part in parts])
-
-
-class Adult(VectorTask):
-    """1,605 rows drawn at random to train, the other 30,956 to test."""
-
-    epochs, batch, num_batches = 10, 16, 32
-
-    def columns(self) -> Tensor:
-        return torch.arange(123)
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        x, y = adult_rows()
-        order = torch.randperm(len(x))
-        columns = self.columns()
-        count = 1_205 if tuning else 1_605
-        train, test = order[:count], order[count:1_605] if tuning else order[1_605:]
-        self.train, self.test = (x[train][:, columns], y[train]), (x[test][:, columns], y[test])
-        if quick:
-            self.epochs = 2
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        return itertools.islice(super().batches(), self.num_batches)
-
-
-class AdultTwoLayers(Adult):
-    def columns(self) -> Tensor:
-        return torch.randperm(123)[:15]
-
-    def network(self) -> nn.Module:
-        return mlp(15, 10, 1)
-
-
-class AdultTenLayers(Adult):
-    exact = False
-
-    def network(self) -> nn.Module:
-        return mlp(123, *[128] * 9, 1)
-
-    def watched(self, model: nn.Module) -> dict[str, float]:
-        return {"train_loss": float(loss_of(model(self.train[0]), self.train[1]))}
-
-
-class AdultThreeFeatures(Adult):
-    batch, num_batches = 20, 30
-
-    def columns(self) -> Tensor:
-        return torch.tensor([5, 21, 35])  # features 6, 22 and 36 of the LIBSVM file
-
-    def network(self) -> nn.Module:
-        return mlp(3, 5, 2)
 
 
 _ADULT = (
@@ -219,61 +110,6 @@ ADULT_SMALL = Comparison(
     ),
 )
 
-PAIRS = {"0/2": (0, 2), "1/2": (1, 2), "1/7": (1, 7)}
-Keep = Literal["all", "stroke"]
-Centre = Literal["image", "points"]
-
-
-@cache
-def pair_points(quick: bool) -> dict[int, Tensor]:
-    """Superpixel key points of the first images of digits 0, 1, 2 and 7; computed once and kept."""
-    count = 400 if quick else 2_000
-    path = cache_folder() / f"key-points-{count}.pt"
-    if path.exists():
-        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
-    data = mnist("train")
-    points = {digit: key_points(data.images[data.labels == digit][:count]) for digit in (0, 1, 2, 7)}
-    content = io.BytesIO()
-    torch.save(points, content)
-    write_atomically(path, content.getvalue())
-    return points
-
-
-class DigitPair(VectorTask):
-    """500 images to train and 3,000 to test, 16 bits each."""
-
-    epochs, batch = 20, 20
-    digits: tuple[int, int]
-    keep: Keep = "all"
-    centre: Centre = "image"
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        points = pair_points(quick)
-        own = [line_features(points[d], keep=self.keep, centre=self.centre) for d in self.digits]
-        x, y = torch.cat(own), torch.arange(2).repeat_interleave(len(own[0]))
-        order = torch.randperm(len(x))
-        train, test = order[:500], order[500:3_500]
-        if tuning:
-            train, test = order[:350], order[350:500]
-        self.train, self.test = (x[train], y[train]), (x[test], y[test])
-        if quick:
-            self.epochs = 2
-
-    def network(self) -> nn.Module:
-        return mlp(16, 4, 2)
-
-
-class Digits02(DigitPair):
-    digits = 0, 2
-
-
-class Digits12(DigitPair):
-    digits = 1, 2
-
-
-class Digits17(DigitPair):
-    digits = 1, 7
-
 
 class DigitPairs(Comparison):
     """The comparison, and how far the definition of the features moves its ceiling."""
@@ -300,19 +136,16 @@ class DigitPairs(Comparison):
             task = pair(job["seed"], False, job["quick"])
             return logistic_scores(task.train, task.test)
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        section = super().show([line for line in lines if line.job["stage"] != "ceiling"])
-        ceilings: dict[tuple[str, str], dict[str, list[float]]] = {}
-        for line in lines:
-            if line.job["stage"] == "ceiling":
-                own = ceilings.setdefault((line.job["keep"], line.job["centre"]), {})
-                own.setdefault(line.job["task"], []).append(line.metrics["test_accuracy"])
+    def show(self, runs: pd.DataFrame) -> Section:
+        section = super().show(runs[runs["stage"] != "ceiling"])
         names = {"all": "all superpixels", "stroke": "those on the stroke"}
         centres = {"image": "centre of the image", "points": "centre of the points"}
-        rows = [
-            [f"{names[keep]}, {centres[centre]}", *(str(estimate(own[task])) for task in PAIRS)]
-            for (keep, centre), own in sorted(ceilings.items())
-        ]
+        rows = []
+        for (keep, centre), own in groups(
+            where(runs, stage="ceiling").sort_values(["keep", "centre"]), ["keep", "centre"]
+        ):
+            cells = (str(estimate(where(own, task=task)["test_accuracy"])) for task in PAIRS)
+            rows.append([f"{names[keep]}, {centres[centre]}", *cells])
         caption = "The ceiling moves with the definition: logistic regression on the 16 bits of each"
         table = Table(["key points, lines through", *PAIRS], rows, caption)
         return Section(section.notes, [*section.tables, table], section.figures)

@@ -1,19 +1,19 @@
 """The gap of the annealing Hamiltonian: does it close when a layer has more units?"""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from spingrad import BinaryLeastSquares
 from spingrad_lab.analysis import annealing_spectrum, ground_degeneracy, spectral_gap
 from spingrad_lab.paper.layer_problems import POSINGS, snapshots
-from spingrad_lab.paper.small import AdultThreeFeatures
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import estimate, significant
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.small import AdultThreeFeatures
 
 SCALES = {"plain": "as it is", "range": "scaled to the annealer's range"}
 
@@ -56,31 +56,28 @@ class SpectralGap(Experiment):
                 metrics[name]["levels"] = [[[significant(v, 5) for v in row] for row in s] for s in spectra]
         return metrics
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        lines = [line for line in lines if line.metrics]
-        tables = [
-            self._table(batch, [li for li in lines if li.job["batch"] == batch]) for batch in self.batches
-        ]
-        drawn = [line for line in lines if "levels" in line.metrics["ours"]]
-        figure = _figure(min(drawn, key=lambda line: line.job["seed"]))
-        return Section(self._notes(lines), tables, [figure])
+    def show(self, runs: pd.DataFrame) -> Section:
+        runs = runs.dropna(subset="update")  # a run that was given up has none
+        tables = [self._table(batch, where(runs, batch=batch)) for batch in self.batches]
+        drawn = runs[["levels" in own for own in runs["ours"]]]
+        return Section(self._notes(runs), tables, [_figure(drawn.sort_values("seed").iloc[0])])
 
-    def _table(self, batch: int, lines: Sequence[Line]) -> Table:
+    def _table(self, batch: int, runs: pd.DataFrame) -> Table:
         header = ["neurons", *(f"{name}, {scale}" for scale in SCALES.values() for name in POSINGS)]
         rows = []
         for place, count in enumerate(self.neurons):
-            gaps = ([li.metrics[name][s][place][0] for li in lines] for s in SCALES for name in POSINGS)
+            gaps = ([own[s][place][0] for own in runs[name]] for s in SCALES for name in POSINGS)
             rows.append([str(count), *(str(estimate(own)) for own in gaps)])
-        caption = f"Smallest gap at batch size {batch}: mean ± 95 % interval over {len(lines)} seeds"
+        caption = f"Smallest gap at batch size {batch}: mean ± 95 % interval over {len(runs)} seeds"
         return Table(header, rows, caption)
 
-    def _notes(self, lines: Sequence[Line]) -> list[str]:
-        runs = [line.metrics[name] for line in lines for name in POSINGS]
-        same = np.mean([abs(run["plain"][-1][0] - min(run["own"])) < 1e-4 for run in runs])
-        left = {scale: np.mean([run[scale][-1][0] / run[scale][0][0] for run in runs]) for scale in SCALES}
-        published = [(line.job["batch"], line.metrics["as published"]["plain"]) for line in lines]
-        late = np.mean([gaps[0][1] > 0.98 for _, gaps in published])
-        flat = np.mean([gaps[0][0] == gaps[1][0] for batch, gaps in published if batch == self.batches[0]])
+    def _notes(self, runs: pd.DataFrame) -> list[str]:
+        every = pd.concat([runs[name] for name in POSINGS])
+        same = np.mean([abs(own["plain"][-1][0] - min(own["own"])) < 1e-4 for own in every])
+        left = {scale: np.mean([own[scale][-1][0] / own[scale][0][0] for own in every]) for scale in SCALES}
+        late = np.mean([own["plain"][0][1] > 0.98 for own in runs["as published"]])
+        single = where(runs, batch=self.batches[0])["as published"]
+        flat = np.mean([own["plain"][0][0] == own["plain"][1][0] for own in single])
         return [
             "First layer of the network 3-5-2 on three features of Adult, at the first update at which four "
             "of its units have a gradient; H(s) = −(1 − s) Σσx + s H_P with s = t/T, in the units of H_P. "
@@ -112,10 +109,10 @@ def _gap(
     return significant(gap, 5), fractions[row], degeneracy
 
 
-def _figure(line: Line) -> Figure:
+def _figure(run: pd.Series) -> Figure:
     canvas, axes = figures.new(7.2, 5.4, rows=2, columns=2)
     for row, name in enumerate(POSINGS):
-        own = line.metrics[name]
+        own = run[name]
         first, second = (np.asarray(levels) for levels in own["levels"])
         both = np.sort((first[:, :, None] + second[:, None, :]).reshape(len(first), -1), 1)
         for column, (panel, levels) in enumerate(zip(axes[row], (first, both), strict=True)):
@@ -131,7 +128,7 @@ def _figure(line: Line) -> Figure:
             panel.set_ylabel("" if column else "eigenvalue")
     caption = (
         "All levels of the annealing Hamiltonian for one and two units, batch size "
-        f"{line.job['batch']}; red: the smallest gap between the ground level and the first that does "
+        f"{run['batch']}; red: the smallest gap between the ground level and the first that does "
         "not end in the ground state. One seed."
     )
     return Figure("spectral-gap", caption, to_svg(canvas))

@@ -71,7 +71,7 @@ def curves(
 
 
 def _limits(series: dict[str, Curves], flat: dict[str, float], higher_is_better: bool) -> tuple[float, float]:
-    """A range that shows every curve but those far worse than the others, which leave the picture."""
+    """A range that shows every curve, except those far worse than the others, which leave the picture."""
     means = [np.asarray(runs, dtype=float).mean(0) for _, runs in series.values()]
     ends = np.array([mean[-1] for mean in means] + list(flat.values()))
     middle = float(np.median(ends))
@@ -94,7 +94,7 @@ def draw_curves(
         values = np.asarray(runs, dtype=float)
         mean = values.mean(0)
         axes.plot(x, mean, dash, color=colour, label=name, linewidth=1.6)
-        if len(values) > 1:
+        if len(values) > 2:  # the interval of two runs covers everything
             half = np.array([estimate(point).half for point in values.T])
             axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
     for name, level in flat.items():

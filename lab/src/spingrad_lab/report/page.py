@@ -1,11 +1,11 @@
 """The report: every experiment's text, tables and figures, as one HTML page and as Markdown."""
 
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 from spingrad._files import write_atomically
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.runs import Experiment, Line, read_lines
+from spingrad_lab.runs import Experiment, Line, read_lines, to_frame
 
 _PAGE = """{% macro drawn(table) %}<table>
 {% if table.caption %}<caption>{{ table.caption|rich }}</caption>
@@ -26,17 +26,19 @@ th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #e5e5e5; text-align: r
 th:first-child, td:first-child { text-align: left; } code { background: #f4f4f4; padding: 0.1rem 0.3rem; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 0.85rem; }
 nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
+.banner { background: #fbe3c8; padding: 0.6rem 1rem; font-weight: bold; }
 </style>
 </head>
 <body>
 <h1>{{ title }}</h1>
-<p>{{ intro }}</p>
-{{ drawn(summary) }}
+{% if banner %}<p class="banner">{{ banner }}</p>
+{% endif %}<p>{{ intro }}</p>
+{% if summary.rows %}{{ drawn(summary) }}{% endif %}
 <nav>
-{% for part in parts %}<div><a href="#{{ part.name }}">{{ part.experiment.title }}</a></div>
+{% for part in parts %}<div><a href="#{{ part.anchor }}">{{ part.experiment.title }}</a></div>
 {% endfor %}</nav>
 {% for part in parts %}
-<h2 id="{{ part.name }}">{{ part.experiment.title }}</h2>
+<h2 id="{{ part.anchor }}">{{ part.experiment.title }}</h2>
 <p class="source">{{ part.experiment.source }} · {{ part.runs }} runs, {{ part.minutes }} processor minutes ·
 <code>{{ part.command }}</code></p>
 {% for note in part.section.notes %}<p>{{ note|rich }}</p>
@@ -49,68 +51,87 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
 """
 
 
-class Part:
-    """One experiment in a report."""
+BANNER = (
+    "Quick sizes, not a result: these runs show only that everything works. "
+    "The notes describe the full sizes."
+)
+INTRO = (
+    "Every number was measured by the command beside it. Each method had the same number of trials of "
+    "its settings on validation data (on training loss where convergence is the claim); final runs use "
+    "fresh seeds. Intervals are 95 %. A loss is printed like a win."
+)
 
-    def __init__(self, name: str, experiment: Experiment, lines: Sequence[Line]) -> None:
-        self.name, self.experiment, self.lines = name, experiment, lines
-        self.section = experiment.show(lines)
+
+class Part:
+    """One experiment or benchmark in a report; ``folder`` is that of its runs below the report's."""
+
+    def __init__(self, name: str, experiment: Experiment, lines: list[Line], folder: str = "") -> None:
+        self.name, self.experiment, self.folder = name, experiment, folder
+        self.frame, self.quick = to_frame(lines), bool(lines[0].job["quick"])
+        self.section = experiment.show(self.frame)
         self.runs = f"{len(lines):,}"
         self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
-        quick = bool(lines) and lines[0].job["quick"]
-        self.command = f"spingrad-lab run {name}{' --quick' if quick else ''}"
+        action = "bench" if folder else "run"
+        self.command = f"spingrad-lab {action} {name}{' --quick' if self.quick else ''}"
+        self.anchor = f"bench-{name}" if folder else name
 
 
 def write_report(folder: Path) -> list[Path]:
-    """Write ``report.html``, ``report.md`` and the figures beside the runs they show."""
-    from spingrad_lab.experiments import EXPERIMENTS
+    """Write ``report.html``, ``report.md`` and the figures beside the runs they show.
 
-    parts = []
-    for name, experiment in EXPERIMENTS.items():
-        if lines := read_lines(folder / f"{name}.jsonl"):
-            parts.append(Part(name, experiment, lines))
+    Where a folder has only quick runs, which are in its folder ``quick``, the report is of these.
+    """
+    parts = _parts(folder)
+    if not parts and (parts := _parts(folder / "quick")):
+        folder = folder / "quick"
     if not parts:
         raise FileNotFoundError(
             f"{folder} holds no finished runs; `spingrad-lab run NAME --out {folder}` makes them"
         )
     title = "spingrad: the paper's experiments, and more"
-    intro = (
-        "Every number was measured by the command beside it. Each method had the same number of trials of "
-        "its settings on validation data (on training loss where convergence is the claim); final runs use "
-        "fresh seeds. Intervals are 95 %. A loss is printed like a win."
-    )
+    banner = BANNER if any(part.quick for part in parts) else ""
     for part in parts:
-        _write_figures(folder, part.name, part.section)
+        _write_figures(folder / part.folder, part.name, part.section)
     paths = folder / "report.html", folder / "report.md"
     summary = _summary(parts)
-    write_atomically(paths[0], _html(title, intro, summary, parts).encode())
-    text = [
-        f"# {title}",
-        intro,
-        summary.to_markdown(),
-        "\n".join(f"- [{p.experiment.title}](#{p.name})" for p in parts),
-    ]
+    write_atomically(paths[0], _html(title, banner, summary, parts).encode())
+    text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO]
+    text += [summary.to_markdown()] if summary.rows else []
+    text.append("\n".join(f"- [{part.experiment.title}](#{part.anchor})" for part in parts))
     for part in parts:
-        text.append(f'<a id="{part.name}"></a>')
-        text.append(section_markdown(part.name, part.experiment, part.section))
+        text.append(f'<a id="{part.anchor}"></a>')
+        text.append(section_markdown(part.name, part.experiment, part.section, part.folder))
         text.append(f"{part.runs} runs, {part.minutes} processor minutes: `{part.command}`")
     write_atomically(paths[1], ("\n\n".join(text) + "\n").encode())
     return list(paths)
 
 
+def _parts(folder: Path) -> list[Part]:
+    """Every experiment with runs in a folder, then every benchmark with runs in its folder ``bench``."""
+    from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
+
+    return [
+        Part(name, experiment, lines, below)
+        for below, known in (("", EXPERIMENTS), ("bench", BENCHMARKS))
+        for name, experiment in known.items()
+        if (lines := read_lines(folder / below / f"{name}.jsonl"))
+    ]
+
+
 def show(folder: Path, name: str, experiment: Experiment) -> tuple[Section, list[Path]]:
     """What one experiment shows, its figures drawn beside its runs, and where they are."""
-    section = experiment.show(read_lines(folder / f"{name}.jsonl"))
+    section = experiment.show(to_frame(read_lines(folder / f"{name}.jsonl")))
     _write_figures(folder, name, section)
     return section, [folder / _file(name, figure.name) for figure in section.figures]
 
 
-def section_markdown(name: str, experiment: Experiment, section: Section) -> str:
+def section_markdown(name: str, experiment: Experiment, section: Section, below: str = "") -> str:
     """One experiment as Markdown; its figures are files beside it."""
     parts = [f"## {experiment.title}", f"*{experiment.source}*", *section.notes]
     parts += [table.to_markdown() for table in section.tables]
     for figure in section.figures:
-        parts.append(f"![{figure.caption}]({_file(name, figure.name)})")
+        path = Path(below, _file(name, figure.name)).as_posix()
+        parts.append(f"![{figure.caption}]({path})")
     return "\n\n".join(parts)
 
 
@@ -129,19 +150,16 @@ def _summary(parts: list[Part]) -> Table:
     header = ["experiment", "score", "QP-SBGD", "best baseline", "difference, paired", "real weights"]
     rows = []
     for part in parts:
-        for task, *rest in part.experiment.summary(part.lines):
+        for task, *rest in part.experiment.summary(part.frame):
             known = part.name.startswith(task.lower())
             name = part.name if known else f"{part.name}, {task}"
             rows.append([name, *rest])
-    caption = (
-        "Mean ± 95 % interval over fresh seeds, settings tuned alike. Real weights are a ceiling, no rival."
-    )
+    caption = "Mean ± 95 % interval over fresh seeds, settings tuned alike. "
+    caption += "Real weights are a ceiling and not a rival."
     return Table(header, rows, caption)
 
 
-def _html(title: str, intro: str, summary: Table, parts: list[Part]) -> str:
-    import re
-
+def _html(title: str, banner: str, summary: Table, parts: list[Part]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup, escape
 
@@ -154,4 +172,6 @@ def _html(title: str, intro: str, summary: Table, parts: list[Part]) -> str:
 
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters["rich"] = rich
-    return environment.from_string(_PAGE).render(title=title, intro=intro, summary=summary, parts=parts)
+    return environment.from_string(_PAGE).render(
+        title=title, banner=banner, intro=INTRO, summary=summary, parts=parts
+    )

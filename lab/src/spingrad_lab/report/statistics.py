@@ -1,7 +1,7 @@
 """Means with intervals, and paired tests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +21,8 @@ class Estimate(NamedTuple):
         return f"{self.mean:.1%}" if math.isnan(half) else f"{mean:.1f} ± {half:.1f} %"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval; one value alone has no interval.
+def estimate(values: Iterable[float]) -> Estimate:
+    """Mean and 95 % interval; a single value has no interval.
 
     Example:
         >>> print(estimate([1.0, 2.0, 3.0]))
@@ -30,7 +30,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     from scipy import stats
 
-    array = np.asarray(values, dtype=float)
+    array = np.fromiter(values, dtype=float)
     if len(array) < 2:
         return Estimate(float(array.mean()), math.nan)
     quantile = stats.t.ppf(0.975, len(array) - 1)
@@ -63,7 +63,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 def significant(value: float, digits: int) -> float:
-    """A value with so many significant digits, to be kept on file.
+    """A value rounded to some significant digits, to be kept on file.
 
     Example:
         >>> significant(0.0123456, 3)

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spingrad import binary_parameters
+from spingrad import binary_parameters, real_parameters
 from spingrad.baselines import ProxQuant
-from spingrad.nn.linear import real_parameters
 from spingrad_lab.methods import METHODS, Method, Settings
 
 
@@ -158,5 +157,5 @@ def train(task: Task, method: str | Method, settings: Settings, seed: int, watch
 
 @torch.no_grad()
 def _finite(scores: Callable[[nn.Module], dict[str, float]], network: nn.Module) -> dict[str, float]:
-    """Scores of a network at rest; a loss that ran away becomes a number that JSON can hold."""
+    """Scores of a network in evaluation mode; a loss that is not finite becomes 1e9, which JSON can hold."""
     return {k: round(v, 6) if math.isfinite(v) else 1e9 for k, v in scores(network.eval()).items()}

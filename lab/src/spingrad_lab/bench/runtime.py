@@ -2,20 +2,21 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 
 from spingrad import BinaryLeastSquares, LayerRecord
 from spingrad.solvers import BlockDescentSolver
-from spingrad_lab.paper.graphs import Cora, Karate, PubMed
-from spingrad_lab.paper.small import AdultTwoLayers, Digits12, pair_points
+from spingrad_lab.bench.timing import exponent, larger_half, processor_seconds
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
-from spingrad_lab.runs import Experiment, Job, Lab, Line, seeded
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.graphs import Cora, Karate, PubMed
+from spingrad_lab.tasks.small import AdultTwoLayers, Digits12, pair_points
 from spingrad_lab.tasks.training import Task, endless_batches, optimizers, take_step
 
 TASKS: dict[str, type[Task]] = {
@@ -89,34 +90,26 @@ class Runtime(Experiment):
             "timed_steps": steps,
         }
 
-    def show(self, lines: Sequence[Line]) -> Section:
-        runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        growth: dict[str, dict[int, list[float]]] = {"width": {}, "batch": {}}
-        for line in lines:
-            job = line.job
-            if job["stage"] == "train":
-                runs.setdefault((job["task"], job["solver"]), []).append(line.metrics)
-            else:
-                growth[job["axis"]].setdefault(job[job["axis"]], []).append(line.metrics["seconds"])
-        repeats = max(len(own) for own in runs.values())
-        parts = sorted(
-            {m["timed_steps"] for own in runs.values() for m in own if m["timed_steps"] < m["steps"]}
-        )
+    def show(self, runs: pd.DataFrame) -> Section:
+        trained, solved = where(runs, stage="train"), where(runs, stage="growth")
+        trained = trained.assign(ratio=trained["seconds"] / trained["signSGD"])
+        growth = {axis: where(solved, axis=axis).groupby(axis)["seconds"] for axis in ("width", "batch")}
+        repeats = trained.groupby(["task", "solver"]).size().max()
+        parts = sorted(set(trained["timed_steps"][trained["timed_steps"] < trained["steps"]]))
         caption = (
             "Processor seconds of a training run on one core, and in brackets as a multiple of signSGD's in "
             f"the same process; median of {repeats}. † extrapolated from {', '.join(map(str, parts))} steps."
         )
         header = ["task", "steps", "signSGD", *SOLVERS.values(), "paper"]
-        exponents = {axis: exponent(points) for axis, points in growth.items()}
-        drawn = Figure("growth", _GROWTH_CAPTION, _figure(growth, exponents))
-        table = Table(
-            header, [_row(task, runs) for task in TASKS if any(name == task for name, _ in runs)], caption
-        )
-        return Section([*_NOTES, *_verdict(runs, exponents)], [table], [drawn])
+        medians = {axis: own.median() for axis, own in growth.items()}
+        exponents = {axis: exponent(larger_half(points)) for axis, points in medians.items()}
+        drawn = Figure("growth", _GROWTH_CAPTION, _figure(solved, exponents))
+        rows = [_row(task, where(trained, task=task)) for task in TASKS if task in set(trained["task"])]
+        return Section([*_NOTES, *_verdict(trained, exponents)], [Table(header, rows, caption)], [drawn])
 
 
 def train_seconds(task: Task, method: str, settings: dict[str, Any], steps: int, seed: int) -> float:
-    """Processor seconds of so many steps of training, after a few that compile and load what they need."""
+    """Processor seconds of some steps of training, after a few that compile and load what they need."""
     network = task.network().train()
     steppers = optimizers(network, task, method, settings, seed)
     begin = 0.0
@@ -131,64 +124,41 @@ def train_seconds(task: Task, method: str, settings: dict[str, Any], steps: int,
 
 def solve_seconds(width: int, batch: int) -> float:
     """Processor seconds to pose and solve the step of one layer of ``width`` inputs and units."""
-    record = LayerRecord(torch.randn(batch, width), torch.randn(batch, width))
-    solver, deadline = BlockDescentSolver(), time.process_time() + 0.3
-    taken: list[float] = []
-    while len(taken) < 4 or time.process_time() < deadline:
-        begin = time.process_time()
-        solver.solve(BinaryLeastSquares.from_record(record, "uniform", 1.0))
-        taken.append(time.process_time() - begin)
-    return significant(float(np.median(taken[1:])), 4)  # the first warms up
+    record, solver = LayerRecord(torch.randn(batch, width), torch.randn(batch, width)), BlockDescentSolver()
+    solve = partial(_pose_and_solve, record, solver)
+    return significant(processor_seconds(solve, at_least=0.3, calls=3), 4)
 
 
-def exponent(points: dict[int, list[float]]) -> float:
-    """Slope of the medians on log-log axes over the larger half of the sizes, where the work dominates.
-
-    Example:
-        >>> round(exponent({size: [5e-9 * size**1.5] for size in (10, 20, 40, 80)}), 3)
-        1.5
-    """
-    sizes = sorted(points)
-    sizes = sizes[min(len(sizes) // 2, len(sizes) - 2) :]
-    medians = [float(np.median(points[size])) for size in sizes]
-    return float(np.polyfit(np.log(sizes), np.log(medians), 1)[0])
+def _pose_and_solve(record: LayerRecord, solver: BlockDescentSolver) -> None:
+    solver.solve(BinaryLeastSquares.from_record(record, "uniform", 1.0))
 
 
-def _row(task: str, runs: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
-    own = [metrics for (name, _), found in runs.items() if name == task for metrics in found]
-    unit = float(np.median([metrics["signSGD"] for metrics in own]))
+def _row(task: str, own: pd.DataFrame) -> list[str]:
     cells = []
     for solver in SOLVERS:
-        found = runs.get((task, solver), [])
-        if not found:
+        found = where(own, solver=solver)
+        if found.empty:
             cells.append("–")
             continue
-        seconds = float(np.median([metrics["seconds"] for metrics in found]))
-        mark = "†" if found[0]["timed_steps"] < found[0]["steps"] else ""
-        cells.append(f"{seconds:.2f}{mark} ({ratio(found):.1f} ×)")
-    return [task, str(own[0]["steps"]), f"{unit:.2f}", *cells, PAPER[task]]
+        mark = "†" if (found["timed_steps"] < found["steps"]).iloc[0] else ""
+        cells.append(f"{found['seconds'].median():.2f}{mark} ({found['ratio'].median():.1f} ×)")
+    return [task, str(own["steps"].iloc[0]), f"{own['signSGD'].median():.2f}", *cells, PAPER[task]]
 
 
-def ratio(found: list[dict[str, Any]]) -> float:
-    """Time as a multiple of signSGD's, each repeat by its own."""
-    return float(np.median([metrics["seconds"] / metrics["signSGD"] for metrics in found]))
-
-
-def _figure(growth: dict[str, dict[int, list[float]]], exponents: dict[str, float]) -> str:
+def _figure(solved: pd.DataFrame, exponents: dict[str, float]) -> str:
     canvas, axes = figures.new(8.4, 3.6, columns=2)
     labels = {
         "width": ("width (inputs and units)", f"batch of {FIXED_BATCH}", figures.VERMILION),
         "batch": ("batch size", f"width {FIXED_WIDTH}", figures.BLUE),
     }
-    for panel, (axis, points) in zip(axes[0], growth.items(), strict=True):
-        name, fixed, colour = labels[axis]
-        sizes = sorted(points)
-        medians = [float(np.median(points[size])) for size in sizes]
+    for panel, (axis, (name, fixed, colour)) in zip(axes[0], labels.items(), strict=True):
+        own = where(solved, axis=axis)
+        medians = own.groupby(axis)["seconds"].median()
+        sizes = list(medians.index)
         label = f"block descent, exponent {exponents[axis]:.2f}"
         panel.plot(sizes, medians, "-", color=colour, linewidth=1.6, label=label)
-        every = [(size, seconds) for size in sizes for seconds in points[size]]
-        panel.plot(*zip(*every, strict=True), "o", color=colour, markersize=3.5, alpha=0.6)
-        slope = [medians[-1] * (size / sizes[-1]) ** 2 for size in sizes]
+        panel.plot(own[axis], own["seconds"], "o", color=colour, markersize=3.5, alpha=0.6)
+        slope = [medians.iloc[-1] * (size / sizes[-1]) ** 2 for size in sizes]
         panel.plot(
             sizes, slope, "--", color=figures.GREY, linewidth=1.2, label="quadratic, as the paper says"
         )
@@ -205,8 +175,9 @@ _GROWTH_CAPTION = (
     "larger half of the sizes, and the dashed line of slope 2 is drawn through the last point."
 )
 _NOTES = (
-    "A complete training run of each task with its own number of steps, at the default settings of QP-SBGD, "
-    "without scoring; drawing batches is included. Each run has one thread, and signSGD runs on the same "
+    "A complete training run of each task with its own number of steps, with QP-SBGD's step of one batch "
+    "(`target_rms` 1, no momentum, all directions), without scoring; drawing batches is included. "
+    "Each run has one thread, and signSGD runs on the same "
     "task in the same process. All layers here have at most 20 inputs, so that the exact solver can do them. "
     "Tabu search takes 5 ms for every unit, whatever its size.",
     "The paper's times are of other hardware and software, and it does not say how many runs or which solver "
@@ -217,16 +188,15 @@ _NOTES = (
 )
 
 
-def _verdict(runs: dict[tuple[str, str], list[dict[str, Any]]], exponents: dict[str, float]) -> list[str]:
+def _verdict(trained: pd.DataFrame, exponents: dict[str, float]) -> list[str]:
     """Each solver against signSGD, and the growth."""
+    medians = trained.groupby(["solver", "task"])[["ratio", "seconds"]].median()
     parts = []
     for solver, name in SOLVERS.items():
-        ratios = [ratio(found) for (_, own), found in runs.items() if own == solver]
-        if ratios:
-            parts.append(f"{name} {min(ratios):.1f} to {max(ratios):.1f}")
-    longest = max(
-        float(np.median([m["seconds"] for m in own])) for (_, s), own in runs.items() if s == "block"
-    )
+        if solver in medians.index:
+            ratios = medians["ratio"][solver]
+            parts.append(f"{name} {ratios.min():.1f} to {ratios.max():.1f}")
+    longest = medians["seconds"]["block"].max()
     return [
         f"Times signSGD's, over the tasks: {', '.join(parts)}. The longest run with block descent takes "
         f"{longest:.1f} s.",
