@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spingrad import BinaryQuadratic, LayerRecord
-from spingrad.optim.functional import pose, prepared
+from spingrad.optim.functional import problem_of
 from spingrad.rows import DenseRows
 
 ONE_BATCH = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
@@ -35,9 +35,7 @@ def dense_record(x: Tensor, grad: Tensor) -> LayerRecord:
 
 def posed(record: LayerRecord, **settings) -> BinaryQuadratic:
     """The problem of one batch alone."""
-    settings = {"target_rms": 1.0, **settings}
-    own = {name: settings[name] for name in ("rows", "target_rms") if name in settings}
-    return pose(prepared(record, **own), **settings)
+    return problem_of(record, **{"target_rms": 1.0, **settings})
 
 
 def random_target(r, n, m, seed, rank=None, dtype=torch.float32):

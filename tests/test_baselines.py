@@ -52,6 +52,7 @@ def train(model, optimizer, steps=150, scheduler=None):
         return (model.eval()(x).argmax(1) == y).float().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_with_a_schedule(name):
     model = network()

@@ -26,6 +26,7 @@ def test_the_variance_of_the_output_does_not_depend_on_the_bits():
     assert spreads == pytest.approx([1, 1, 1], rel=0.1)
 
 
+@pytest.mark.slow
 def test_more_bits_come_nearer_to_a_real_weight():
     torch.manual_seed(0)
     x, teacher = torch.randn(200, 8), torch.empty(8, 1).uniform_(-1, 1)

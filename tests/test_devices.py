@@ -69,6 +69,7 @@ def test_solvers_keep_their_contract_on_a_gpu(device):
         torch.testing.assert_close(there.energy.cpu(), here.energy, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_training_in_bfloat16_keeps_latent_weights_in_single_precision(momentum):
     model = trained(torch.device("cpu"), momentum, autocast=True)

@@ -67,11 +67,13 @@ def train_gather(rank, size, steps, micro):
     return weights(model)
 
 
+@pytest.mark.slow
 def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers_after_100_steps(tmp_path):
     states = [s for size in (1, 2, 4) for s in run_workers(train_gather, size, tmp_path, 100, 12)]
     assert same(states)
 
 
+@pytest.mark.slow
 def test_gather_is_one_machine_with_the_whole_batch(tmp_path):
     (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48)
     model = mlp()
@@ -157,6 +159,7 @@ def train_uneven(rank, size, reduction):
     return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["gather", "vote"])
 def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):
     states = run_workers(train_uneven, 3, tmp_path, reduction)
@@ -243,6 +246,7 @@ def train_among_liars(rank, size, liars):
     return {"suspects": optimizer.suspects, "accuracy": accuracy, "told": told, **weights(model)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("liar", [Inverted, Random])
 def test_a_liar_is_outvoted_and_reported_once_and_nobody_else_is(tmp_path, liar):
     states = run_workers(train_among_liars, 5, tmp_path, {3: liar})
@@ -271,6 +275,7 @@ def interrupted(rank, size, folder, reduction, steps, every):
     return weights(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["gather", "vote"])
 def test_a_run_that_goes_on_from_a_checkpoint_equals_one_that_never_stopped(tmp_path, reduction):
     whole = run_workers(interrupted, 2, tmp_path, tmp_path / "whole", reduction, 10, 100)
@@ -310,6 +315,7 @@ def count_bytes(rank, size, reduction):
     return {"bytes": optimizer.wire.sent / 3}
 
 
+@pytest.mark.slow
 def test_a_vote_sends_two_bits_for_a_weight_and_gather_the_rows(tmp_path):
     count = sum(weight.numel() for _, weight in binary_parameters(mlp()))
     for told in run_workers(count_bytes, 4, tmp_path, "vote"):

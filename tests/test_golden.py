@@ -8,7 +8,10 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("settings", golden.SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "as_published")) for name in golden.SETTINGS],
+)
 @pytest.mark.parametrize("network", golden.NETWORKS)
 def test_weights_after_50_steps_have_the_signs_of_version_0_1_0(network, settings, one_thread):
     kept = np.load(Path(golden.__file__).with_name("weights.npz"))

@@ -204,6 +204,7 @@ def test_momentum_averages_only_the_linear_term():
             torch.testing.assert_close(sent.H, expected[i] / (1 - 0.75 ** (step + 1)))
 
 
+@pytest.mark.slow
 def test_by_default_the_quadratic_term_keeps_the_directions_that_lead():
     torch.manual_seed(0)
     model, solver = BinaryLinear(40, 3), Spy()
@@ -311,6 +312,7 @@ CONTINUE = """
 """
 
 
+@pytest.mark.slow
 def test_twenty_steps_after_a_checkpoint_in_a_new_process_are_the_same_bit_for_bit(tmp_path):
     script = tmp_path / "resume.py"
     script.write_text(textwrap.dedent(CONTINUE))

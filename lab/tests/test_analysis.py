@@ -11,7 +11,8 @@ import torch
 from dwave.samplers import SimulatedAnnealingSampler
 
 import spingrad_lab.analysis.spectra as spectra
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
+from spingrad.rows import DenseRows
 from spingrad.solvers import ExactSolver
 from spingrad.testing import random_problem
 from spingrad_lab.analysis import (
@@ -33,17 +34,16 @@ needs_scipy = pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reas
 
 
 def problem_with_everything(r=4, n=6, m=3, seed=0):
-    """Fields and an offset for each unit beside Z and V."""
+    """Fields of their own and an offset for each unit."""
     H = torch.randn(n, m, generator=torch.Generator().manual_seed(seed + 1))
     return replace(random_problem(r=r, n=n, m=m, seed=seed), H=H, offset=torch.arange(m) + 0.5)
 
 
 def symmetric_problem(n, seed=0):
     """Two spins that nothing acts on, three that may trade places, and no preferred sign."""
-    problem = random_problem(r=4, n=n, m=1, seed=seed).double()
-    Z = problem.Z.clone()
+    Z = random_problem(r=4, n=n, m=1, seed=seed).double().rows.dense().clone()
     Z[:, :2], Z[:, 3:5] = 0, Z[:, 2:3]
-    return BinaryLeastSquares(Z, torch.zeros_like(problem.V))
+    return BinaryQuadratic.least_squares(Z, torch.zeros(4, 1).double())
 
 
 def energies_without_offset(problem, unit):
@@ -66,7 +66,7 @@ def test_enumeration_refuses_what_it_cannot_hold(n):
     with pytest.raises(ValueError, match=f"1 to 20 spins, got {n}"):
         all_spins(n)
     with pytest.raises(ValueError, match=f"1 to 20 spins, got {n}"):
-        all_energies(BinaryLeastSquares(torch.ones(1, n), torch.ones(1, 1)))
+        all_energies(BinaryQuadratic.least_squares(torch.ones(1, n), torch.ones(1, 1)))
 
 
 @pytest.mark.parametrize("r", [4, 9])  # below and above the number of spins
@@ -104,7 +104,7 @@ def test_a_sample_counts_as_often_as_it_occurred():
                 samples, "SPIN", energy=[7, 8], num_occurrences=[1, 3], sort_labels=False
             )
 
-    problem = BinaryLeastSquares(torch.eye(2), torch.tensor([[-3.0], [2.0]]))
+    problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[-3.0], [2.0]]))
     spins, energies = sampled(problem, 0, Fixed())
     assert spins.tolist() == [[-1, 1], [-1, -1], [-1, -1], [-1, -1]]
     assert energies.tolist() == [5, 13, 13, 13]
@@ -156,10 +156,10 @@ def test_the_sparse_and_the_dense_spectrum_agree_in_every_multiplicity(make, mon
 @needs_scipy
 def test_a_normalized_problem_has_a_largest_coefficient_of_one():
     problem = problem_with_everything(n=3)
-    large = replace(problem, Z=10 * problem.Z, V=10 * problem.V, H=100 * problem.H)
+    large = replace(problem, rows=DenseRows(10 * problem.rows.dense()), H=100 * problem.H)
     levels = [annealing_spectrum(p, [0, 1], [0.3, 1.0], 5, normalize=True) for p in (problem, large)]
     torch.testing.assert_close(*levels)
-    single = BinaryLeastSquares(torch.tensor([[2.0]]), torch.tensor([[3.0]]))  # h = -12
+    single = BinaryQuadratic.least_squares(torch.tensor([[2.0]]), torch.tensor([[3.0]]))  # h = -12
     assert annealing_spectrum(single, [0], [1.0], 2, normalize=True).tolist() == [[-1, 1]]
 
 
@@ -169,7 +169,7 @@ def test_the_gap_of_one_spin_has_a_closed_form():
     h = 2 * z * v
     fractions = [0.0, 0.3, 1 / (1 + h**2), 0.9, 1.0]
     spectrum = annealing_spectrum(
-        BinaryLeastSquares(torch.tensor([[z]]), torch.tensor([[v]])), [0], fractions, 2
+        BinaryQuadratic.least_squares(torch.tensor([[z]]), torch.tensor([[v]])), [0], fractions, 2
     )
     expected = [math.hypot(1 - s, s * h) for s in fractions]
     torch.testing.assert_close(
@@ -187,9 +187,8 @@ def test_a_gap_needs_a_level_above_the_ground_state():
 
 def test_ground_degeneracy_multiplies_over_units_and_respects_the_tolerance():
     # In the first unit a field sets the lowest two energies 0.25 apart; the second unit is free.
-    problem = BinaryLeastSquares(
-        torch.zeros(1, 2), torch.zeros(1, 2), H=torch.tensor([[0.0625, 0.0], [1.0, 0.0]])
-    )
+    fields = torch.tensor([[0.0625, 0.0], [1.0, 0.0]])
+    problem = BinaryQuadratic.of(DenseRows(torch.zeros(1, 2)), fields)
     assert ground_degeneracy(problem, [0], 1e-9) == 1
     assert ground_degeneracy(problem, [0, 1], 1e-9) == 4
     assert ground_degeneracy(problem, [0, 1], 0.25) == 8
@@ -242,7 +241,9 @@ def test_a_z_value_needs_comparisons():
 
 
 def test_the_logical_graph_holds_the_couplings_of_the_ising_form():
-    problem = BinaryLeastSquares(torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.25]]), torch.ones(2, 1))
+    problem = BinaryQuadratic.least_squares(
+        torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.25]]), torch.ones(2, 1)
+    )
     assert logical_graph(problem).adj == {
         0: {1: {"weight": 4.0}},
         1: {0: {"weight": 4.0}, 2: {"weight": 0.5}},
@@ -259,9 +260,9 @@ def test_an_embedding_is_valid(topology):
     from dwave.embedding import verify_embedding
 
     problem = random_problem(r=3, n=12, m=1, seed=0)
-    Z = problem.Z.clone()
+    Z = problem.rows.dense().clone()
     Z[:, 0] = 0  # a spin that nothing couples to still needs a qubit
-    graph = logical_graph(replace(problem, Z=Z))
+    graph = logical_graph(replace(problem, rows=DenseRows(Z)))
     embedding, target = find_embedding(graph, topology, size=3)
     assert target.graph["family"] == topology
     assert list(embedding) == list(range(12))

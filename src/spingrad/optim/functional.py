@@ -109,6 +109,13 @@ def pose(
     return BinaryQuadratic(Z, H, torch.zeros_like(rms), idle)
 
 
+def problem_of(
+    record: LayerRecord, rows: Weighting = "uniform", target_rms: TargetRms = "auto"
+) -> BinaryQuadratic:
+    """The problem of one batch alone, without momentum, from a record as a backward pass left it."""
+    return pose(prepared(record, rows=rows, target_rms=target_rms), rows=rows, target_rms=target_rms)
+
+
 def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float | None) -> None:
     """``Ω ← clamp(Ω - lr · G)`` for the units that are not idle.
 

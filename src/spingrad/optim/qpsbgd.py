@@ -141,11 +141,11 @@ class QPSBGD(Optimizer):
         found = checks([record for layer in layers for record in layer.records])  # the one read back
         if self.accept(layers, [check for check, _ in found]):
             ready = iter(found)
-            problems = [self.pose(self._prepared(layer, ready)) for layer in layers]
+            posed = [self.pose(self._prepared(layer, ready)) for layer in layers]
             seed = derive_seed(self.run["seed"], self.run["step"])
-            solutions = iter(self.solver.solve_all([p for own in problems for p in own], seed=seed))
-            for layer, own in zip(layers, problems, strict=True):
-                self._move(layer, own, [next(solutions) for _ in own])
+            solutions = iter(self.solver.solve_all([p for own, _ in posed for p in own], seed=seed))
+            for layer, (own, exp_avg) in zip(layers, posed, strict=True):
+                self._move(layer, [next(solutions) for _ in own], exp_avg)
         else:
             self.run["skipped"] += 1
         self.run["step"] += 1
@@ -187,20 +187,28 @@ class QPSBGD(Optimizer):
         records = [functional.prepared(record, next(found), **settings) for record in layer.records]
         return layer._replace(records=records)
 
-    def pose(self, layer: Layer) -> list[BinaryQuadratic]:
-        """The problems of one layer's step, one per group of channels. Override it to try another step."""
+    def pose(self, layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
+        """The problems of one layer's step and the new average of its linear term, if there is momentum.
+
+        There is one problem per group of channels. Override this method to try another step.
+        """
         settings = {name: layer.group[name] for name in ("rows", "target_rms", "momentum", "rank")}
         state = self.state.get(layer.weight, {}) if settings["momentum"] else {}
         past = [None] * len(layer.records)
         if "exp_avg" in state:
             dtype = layer.records[0].grad.dtype
             past = state["exp_avg"].flatten(1).to(dtype).chunk(len(layer.records))
-        return [
+        problems = [
             functional.pose(record, **settings, exp_avg=own, step=state.get("step", 0))
             for record, own in zip(layer.records, past, strict=True)
         ]
+        if not settings["momentum"]:
+            return problems, None
+        averages = [problem.H.T for problem in problems]
+        joined = averages[0] if len(averages) == 1 else torch.cat(averages)
+        return problems, joined.view(layer.weight.shape)
 
-    def _move(self, layer: Layer, problems: list[BinaryQuadratic], solutions: list[Solution]) -> None:
+    def _move(self, layer: Layer, solutions: list[Solution], exp_avg: Tensor | None) -> None:
         group, weight = layer.group, layer.weight
         lr, clamp = float(group["lr"]), group["clamp"]
         rows = weight.flatten(1)  # (m, n)
@@ -208,11 +216,9 @@ class QPSBGD(Optimizer):
             functional.move_(part, solution.spins.T, solution.problem.idle, lr, clamp)
         if rows.data_ptr() != weight.data_ptr():  # channels last: the rows were a copy
             weight.copy_(rows.view_as(weight))
-        if group["momentum"]:
+        if exp_avg is not None:
             state = self.state[weight]
-            averages = [problem.H.T for problem in problems]
-            joined = averages[0] if len(averages) == 1 else torch.cat(averages)
-            state.update(step=state.get("step", 0) + 1, exp_avg=joined.view(weight.shape))
+            state.update(step=state.get("step", 0) + 1, exp_avg=exp_avg)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients and the records of all weights."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad.qpu.chip import SIZES, Topology, client_module
 from spingrad.qpu.embedding import lattice_module
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import networkx
 
 
-def logical_graph(problem: BinaryLeastSquares, tolerance: float = 0.0) -> "networkx.Graph":
+def logical_graph(problem: BinaryQuadratic, tolerance: float = 0.0) -> "networkx.Graph":
     """The couplings ``2 ZᵀZ`` as a graph; the units of a layer share it.
 
     Nodes are the spins ``0 … n-1``; an edge joins two whose coupling exceeds ``tolerance`` in magnitude

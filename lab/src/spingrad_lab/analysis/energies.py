@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 
 if TYPE_CHECKING:
     from dimod.core.sampler import Sampler
@@ -29,9 +29,9 @@ def all_spins(n: int) -> Tensor:  # (2^n, n)
     return _to_spins(torch.arange(2**n), n)
 
 
-def all_energies(problem: BinaryLeastSquares, unit: int = 0) -> Tensor:  # (2^n,)
+def all_energies(problem: BinaryQuadratic, unit: int = 0) -> Tensor:  # (2^n,)
     """The energy of every spin vector of one unit, in the order of :func:`all_spins`."""
-    n, device = problem.num_spins, problem.Z.device
+    n, device = problem.num_spins, problem.H.device
     _check_enumerable(n)
     single = _single_unit(problem, unit).compressed()
     chunks = torch.arange(2**n, device=device).split(CHUNK)
@@ -39,7 +39,7 @@ def all_energies(problem: BinaryLeastSquares, unit: int = 0) -> Tensor:  # (2^n,
 
 
 def sampled(
-    problem: BinaryLeastSquares, unit: int, sampler: "Sampler", **sample_kwargs: Any
+    problem: BinaryQuadratic, unit: int, sampler: "Sampler", **sample_kwargs: Any
 ) -> tuple[Tensor, Tensor]:  # (reads, n), (reads,)
     """The reads of a dimod sampler and their energies, lowest first, in double precision.
 
@@ -55,17 +55,14 @@ def sampled(
     samples = sampler.sample(problem.to_bqm(unit), **sample_kwargs)
     rows = samples.record.sample[:, np.argsort(np.asarray(samples.variables))]
     reads = np.repeat(rows, samples.record.num_occurrences, axis=0).astype(np.float64)
-    spins = torch.from_numpy(reads).to(problem.Z.device)
+    spins = torch.from_numpy(reads).to(problem.H.device)
     energies, order = _single_unit(problem, unit).energy(spins.T).sort(stable=True)
     return spins[order], energies
 
 
-def _single_unit(problem: BinaryLeastSquares, unit: int) -> BinaryLeastSquares:
+def _single_unit(problem: BinaryQuadratic, unit: int) -> BinaryQuadratic:
     """One unit in double precision; its energy takes any number of columns."""
-    double = problem.double()
-    offset = double.offset[unit] if isinstance(double.offset, Tensor) else double.offset
-    H = None if double.H is None else double.H[:, unit, None]
-    return BinaryLeastSquares(double.Z, double.V[:, unit, None], offset, H)
+    return problem.double().units(unit, unit + 1)
 
 
 def _to_spins(index: Tensor, n: int) -> Tensor:  # (k,) -> (k, n)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad_lab.analysis.energies import all_energies, all_spins
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DENSE_QUBITS = 9  # up to here, LAPACK is quick
 
 
 def annealing_spectrum(
-    problem: BinaryLeastSquares,
+    problem: BinaryQuadratic,
     units: Sequence[int],
     fractions: Sequence[float],
     num_levels: int,
@@ -72,10 +72,10 @@ def spectral_gap(spectrum: Tensor, degeneracy: int) -> tuple[float, int]:
     return float(gap), int(row)
 
 
-def ground_degeneracy(problem: BinaryLeastSquares, units: Sequence[int], tolerance: float = 1e-9) -> int:
+def ground_degeneracy(problem: BinaryQuadratic, units: Sequence[int], tolerance: float = 1e-9) -> int:
     """How many spin vectors of the units together lie within ``tolerance`` of the lowest energy."""
     _count_qubits(problem, units)
-    above = torch.zeros(1, dtype=torch.float64, device=problem.Z.device)
+    above = torch.zeros(1, dtype=torch.float64, device=problem.H.device)
     for unit in units:
         energies = all_energies(problem, unit)
         above = (above[:, None] + (energies - energies.min())).flatten()
@@ -83,7 +83,7 @@ def ground_degeneracy(problem: BinaryLeastSquares, units: Sequence[int], toleran
     return len(above)
 
 
-def _count_qubits(problem: BinaryLeastSquares, units: Sequence[int]) -> int:
+def _count_qubits(problem: BinaryQuadratic, units: Sequence[int]) -> int:
     num_qubits = problem.num_spins * len(units)
     if not 0 < num_qubits <= MAX_QUBITS:
         raise ValueError(
@@ -92,7 +92,7 @@ def _count_qubits(problem: BinaryLeastSquares, units: Sequence[int]) -> int:
     return num_qubits
 
 
-def _largest_coefficient(problem: BinaryLeastSquares, units: Sequence[int]) -> float:
+def _largest_coefficient(problem: BinaryQuadratic, units: Sequence[int]) -> float:
     coefficients = [c for unit in units for c in problem.double().to_ising(unit)[:2]]
     return max(float(c.abs().max()) for c in coefficients) or 1.0
 

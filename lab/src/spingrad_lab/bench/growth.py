@@ -5,8 +5,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from spingrad import BinaryLeastSquares, LayerRecord
+from spingrad import LayerRecord
 from spingrad._timing import threads
+from spingrad.optim.functional import move_, problem_of
+from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench.timing import exponent, processor_seconds
 from spingrad_lab.report import figures
@@ -34,10 +36,10 @@ class Growth(Experiment):
     def compute(self, job: Job) -> dict[str, Any]:
         rows, n, m = job["B"], job["n"], job["m"]
         with threads(1), seeded(job["repeat"]):
-            record = LayerRecord(torch.randn(rows, n), torch.randn(rows, m))
+            record = LayerRecord(DenseRows(torch.randn(rows, n)), torch.randn(rows, m))
             weight = torch.randn(m, n)
         with threads(1):
-            product = processor_seconds(lambda: record.grad.T @ record.x)  # type: ignore[operator]
+            product = processor_seconds(lambda: record.grad.T @ record.rows.data)
             solve = processor_seconds(lambda: _step(record, weight))
         return {"seconds": solve, "product": product}
 
@@ -54,11 +56,8 @@ class Growth(Experiment):
 
 def _step(record: LayerRecord, weight: torch.Tensor) -> None:
     """What the optimizer does for one layer."""
-    problem = BinaryLeastSquares.from_record(record, "uniform", 1.0)
-    start = 0
-    for spins in BlockDescentSolver().stream([problem])[0]:
-        weight[start : start + len(spins)].add_(spins, alpha=-1e-3).clamp_(-1, 1)
-        start += len(spins)
+    problem = problem_of(record, "uniform", 1.0)
+    move_(weight, BlockDescentSolver().solve(problem).spins.T, problem.idle, 1e-3, 1.0)
 
 
 def _medians(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad.qpu import QPUService, QPUSolver
 from spingrad.solvers import BlockDescentSolver, SignSolver, Solver
 from spingrad.testing.sapi import Sapi
@@ -44,7 +44,7 @@ class QPUWideLayer(Experiment):
 
     def compute(self, job: Job) -> dict[str, Any]:
         problem = recorded_problems(tuple(job["sizes"]), job["batch"], job["steps"])[-1]
-        problem = BinaryLeastSquares(problem.Z, problem.V[:, : job["units"]])
+        problem = problem.units(0, job["units"])
         if job["solver"] in LOCAL:
             return measure(LOCAL[job["solver"]](), problem)
         noise, sweeps = EMULATED[job["solver"]]
@@ -78,7 +78,7 @@ class QPUWideLayer(Experiment):
         return Section([note], [Table(header, rows)])
 
 
-def measure(solver: Solver, problem: BinaryLeastSquares) -> dict[str, Any]:
+def measure(solver: Solver, problem: BinaryQuadratic) -> dict[str, Any]:
     begin = time.perf_counter()
     solution = solver.solve(problem)
     elapsed = time.perf_counter() - begin

@@ -9,8 +9,9 @@ import pandas as pd
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad._timing import in_turns, threads
+from spingrad.rows import DenseRows
 from spingrad.solvers import (
     BlockDescentSolver,
     DimodSolver,
@@ -111,20 +112,21 @@ class Solvers(Experiment):
         return Section(list(_NOTES), tables)
 
 
-def _wide(problem: BinaryLeastSquares, job: Job) -> dict[str, Any]:
-    (r, n), m = problem.shape, problem.num_units
+def _wide(problem: BinaryQuadratic, job: Job) -> dict[str, Any]:
+    (r, n), m = problem.rows.shape, problem.num_units
+    Z = problem.rows.dense()
     weight = torch.ones(m, n)
     if job["solver"] in WHOLE:
         units, solver = m, WHOLE[job["solver"]]()
         own = problem
         repeats = 3 if job["quick"] else 15
-        calls = {"solve": lambda: solver.solve(problem), "product": lambda: problem.Z @ weight.T}
+        calls = {"solve": lambda: solver.solve(problem), "product": lambda: Z @ weight.T}
         seconds = {k: sorted(v)[len(v) // 2] for k, v in in_turns(calls, repeats, turn=3).items()}
         spins = solver.solve(problem).spins
     else:
         units = 1 if job["quick"] else 3
-        own = next(problem.units(units))
-        calls = {"product": lambda: problem.Z @ weight.T}
+        own = problem.units(0, units)
+        calls = {"product": lambda: Z @ weight.T}
         seconds = {k: sorted(v)[len(v) // 2] for k, v in in_turns(calls, 15, turn=3).items()}
         solver, begin = SAMPLERS[job["solver"]](), time.perf_counter()
         spins = solver.solve(own).spins
@@ -139,15 +141,17 @@ def _wide(problem: BinaryLeastSquares, job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def narrow_problem(problems: list[BinaryLeastSquares], n: int, seed: int) -> BinaryLeastSquares:
+def narrow_problem(problems: list[BinaryQuadratic], n: int, seed: int) -> BinaryQuadratic:
     """Some live inputs of the second layer, drawn at random and scaled as a layer of their own would be."""
     problem = problems[1]
     chosen = torch.randperm(problem.num_spins, generator=torch.Generator().manual_seed(seed))[:n]
-    Z = problem.Z[:, chosen]
-    return BinaryLeastSquares(Z / (Z.norm() * (n / len(Z)) ** 0.5), problem.V[:, :UNITS])
+    Z = problem.rows.dense()[:, chosen]
+    size = Z.norm() * (n / len(Z)) ** 0.5
+    own = problem.units(0, UNITS)
+    return BinaryQuadratic.of(DenseRows(Z / size), own.H[chosen] / size, own.offset)
 
 
-def _narrow(problems: list[BinaryLeastSquares], job: Job) -> dict[str, Any]:
+def _narrow(problems: list[BinaryQuadratic], job: Job) -> dict[str, Any]:
     problem = narrow_problem(problems, job["n"], seed=job["n"])
     proof = ExactSolver().solve(problem)
     assert bool(torch.as_tensor(proof.info["proved"]).all()), f"the optimum at n = {job['n']} is not proved"

@@ -11,7 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
+from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
+from spingrad.optim.functional import problem_of
 from spingrad.record import record_of
 from spingrad_lab.data import mnist
 from spingrad_lab.methods import ONE_BATCH
@@ -71,7 +72,7 @@ def network(sizes: Sequence[int]) -> nn.Sequential:
 
 
 @cache
-def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryLeastSquares]:
+def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryQuadratic]:
     """The problems of all layers except the last after some steps; units without a target are left out."""
     model = network(sizes)
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
@@ -84,6 +85,7 @@ def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> li
     for _, weight in binary_parameters(model)[:-1]:
         record = record_of(weight)
         assert record is not None
-        problem = BinaryLeastSquares.from_record(record.layers()[0], target_rms=1.0)
-        problems.append(BinaryLeastSquares(problem.Z, problem.V[:, problem.V.abs().amax(0) > 0]))
+        problem = problem_of(record.layers()[0], target_rms=1.0)
+        moving = ~problem.idle
+        problems.append(BinaryQuadratic.of(problem.rows, problem.H[:, moving], problem.offset[moving]))
     return problems

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,9 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from spingrad import BinaryLeastSquares, BinaryLinear, binary_parameters
+from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.distributed import DistributedQPSBGD, Wire
-from spingrad.solvers import BlockDescentSolver, SignSolver, Solver
+from spingrad.solvers import BlockDescentSolver, SignSolver, Solution, Solver
 from spingrad_lab.methods import Settings, grid
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
@@ -59,8 +59,8 @@ class ThreadWire(Wire):
 class Inverted(BlockDescentSolver):
     """An adversary: the opposite of what its rows ask for."""
 
-    def stream(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Iterable[Tensor]]:
-        return [[-part for part in parts] for parts in super().stream(problems, seed=seed)]
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+        return Solution(problem, -super().solve(problem, seed=seed).spins)
 
 
 PROJECTION = grid(lr=(3e-4, 1e-3, 3e-3), target_rms=("auto", 2))

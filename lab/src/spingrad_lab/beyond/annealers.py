@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
+from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.solvers import DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, make_solver
 from spingrad_lab.report import figures
@@ -177,15 +177,15 @@ class _Watching(Solver):
         self.broken: list[float] = []
         self.seconds, self.calls = 0.0, 0
 
-    def solve(self, problem: BinaryLeastSquares, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
-    def solve_all(self, problems: Sequence[BinaryLeastSquares], *, seed: int = 0) -> list[Solution]:
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         begin = time.perf_counter()
         solutions = self.inner.solve_all(problems, seed=seed)
         self.seconds += time.perf_counter() - begin
         if self.compare and self.calls % self.every == 0:
-            size = sum(float(problem.V.double().square().sum()) for problem in problems)
+            size = sum(float(problem.offset.double().sum()) for problem in problems)  # ‖V‖²
             above = sum(
                 float((p.double().energy(s.spins.double()) - _floor(p)).sum())
                 for p, s in zip(problems, solutions, strict=True)
@@ -196,7 +196,7 @@ class _Watching(Solver):
         return solutions
 
 
-def _floor(problem: BinaryLeastSquares) -> torch.Tensor:
+def _floor(problem: BinaryQuadratic) -> torch.Tensor:
     if problem.num_spins <= EXACT_UP_TO:
         return problem.double().energy(ExactSolver().solve(problem).spins.double())
     return problem.lower_bound()

@@ -1,15 +1,20 @@
 """Steps that were tried beside the default one; `spingrad-lab run step` says what became of them."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spingrad import QPSBGD, BinaryLeastSquares
+from spingrad import QPSBGD, BinaryQuadratic
 from spingrad.nn.sign import spins_of
-from spingrad.rows import Patches
-from spingrad.scaling import overlap, sampled
+from spingrad.optim.functional import problem_of
+from spingrad.optim.qpsbgd import Layer
+from spingrad.rows import DenseRows
+from spingrad.scaling import overlap
+
+Posed = tuple[list[BinaryQuadratic], Tensor | None]
 
 
 class Remembering(QPSBGD):
@@ -17,56 +22,52 @@ class Remembering(QPSBGD):
 
     kept, decay = 2, 0.7
 
-    def _pose(self, layer: Any) -> Any:
-        problems, idle, average = super()._pose(layer)
-        if len(problems) > 1 or type(problems[0]) is not BinaryLeastSquares:
-            return problems, idle, average  # a convolution has rows enough
+    def pose(self, layer: Layer) -> Posed:
+        problems, average = super().pose(layer)
+        if layer.weight.ndim > 2:
+            return problems, average  # a convolution has rows enough
         (problem,) = problems
         past: deque[Tensor] = self.__dict__.setdefault("past", {}).setdefault(
             layer.name, deque(maxlen=self.kept)
         )
-        parts = [problem.Z, *(z * self.decay ** (age + 1) for age, z in enumerate(past))]
-        past.appendleft(problem.Z)
+        own = problem.rows.dense()
+        parts = [own, *(z * self.decay ** (age + 1) for age, z in enumerate(past))]
+        past.appendleft(own)
         total = sum(self.decay ** (2 * age) for age in range(len(parts)))
         Z = torch.cat(parts) / total**0.5  # as strong as the rows of one batch
-        H = problem.fields()
-        return [BinaryLeastSquares(Z, Z.new_zeros(()).expand(len(Z), H.shape[1]), H=H)], idle, average
+        return [replace(problem, rows=DenseRows(Z))], average
 
 
 class AgainstCouplings(QPSBGD):
-    """``target_rms`` as the strength of the linear term beside the field that random spins make."""
+    """``target_rms`` as the strength of the linear term relative to the field that random spins make."""
 
     probes = 8
 
-    def _pose(self, layer: Any) -> Any:
-        problems, idle, average = super()._pose(layer)
-        return [self._scaled(problem, layer.group["target_rms"]) for problem in problems], idle, average
+    def pose(self, layer: Layer) -> Posed:
+        problems, average = super().pose(layer)
+        return [self._scaled(problem, layer.group["target_rms"]) for problem in problems], average
 
-    def _scaled(self, problem: BinaryLeastSquares, strength: float) -> BinaryLeastSquares:
-        generator = torch.Generator().manual_seed(self.param_groups[0]["step"])
+    def _scaled(self, problem: BinaryQuadratic, strength: float) -> BinaryQuadratic:
+        generator = torch.Generator().manual_seed(self.run["step"])
         spins = torch.randint(2, (problem.num_spins, self.probes), generator=generator).mul_(2).sub_(1)
-        blocks = [(own, z) for own, z, _ in problem.blocks(problem.num_spins)]
-        reached = torch.stack([z @ spins[own].to(z) for own, z in blocks]).sum(0)
-        coupling = torch.cat([z.T @ reached for _, z in blocks]).square().mean().sqrt()
-        fields = problem.fields()
-        own = fields.square().mean(0).sqrt_().clamp_(min=torch.finfo(fields.dtype).tiny)
-        return problem.driven_by(fields * (strength * coupling / own))
+        Z = problem.rows.dense()
+        coupling = (Z.T @ (Z @ spins.to(Z))).square().mean().sqrt()
+        own = problem.H.square().mean(0).sqrt_().clamp_(min=torch.finfo(problem.H.dtype).tiny)
+        return replace(problem, H=problem.H * (strength * coupling / own))
 
 
 class AgainstOverlap(QPSBGD):
     """``target_rms`` for a row that stands alone, and √N of it for rows that share their inputs with N.
 
-    What rows ask for is mostly noise to the inputs, so N rows that resemble each other reach but 1/√N of
+    What rows ask for is mostly noise to the inputs, so N rows that resemble each other reach only 1/√N of
     it. N is the sum of squared cosines of a row with all rows: the rows divided by their effective rank.
     """
 
-    def _pose(self, layer: Any) -> Any:
-        rows, inputs = layer.records[0].x.shape
-        common = overlap(sampled(layer.records[0].x)[1], rows)
-        if isinstance(layer.records[0].x, Patches):
-            common /= max(1.0, rows / inputs)  # which the target of a convolution has already
-        target = layer.group["target_rms"] * common**0.5
-        return super()._pose(layer._replace(group={**layer.group, "target_rms": target}))
+    def pose(self, layer: Layer) -> Posed:
+        rows = layer.records[0].rows
+        common = float(overlap(rows.sketch[1], len(rows)))
+        common /= rows.fixed_target_factor**2  # which a given target is raised by already
+        return super().pose(_with_target(layer, layer.group["target_rms"] * common**0.5))
 
 
 class Flipping(AgainstOverlap):
@@ -76,15 +77,14 @@ class Flipping(AgainstOverlap):
     flips when a flip was chosen often enough. ``clamp`` says how often that is.
     """
 
-    def _pose(self, layer: Any) -> Any:
-        problems, idle, average = super()._pose(layer)
+    def pose(self, layer: Layer) -> Posed:
+        problems, average = super().pose(layer)
         weights = spins_of(layer.weight).flatten(1).chunk(len(problems))
         posed = []
         for problem, weight in zip(problems, weights, strict=True):
-            blocks = problem.blocks(problem.num_spins)
-            present = torch.stack([z @ weight[:, own].T for own, z, _ in blocks]).sum(0)
-            posed.append(problem._with(V=problem.V - present))
-        return posed, idle, average
+            Z = problem.rows.dense()
+            posed.append(replace(problem, H=problem.H - Z.T @ (Z @ weight.T)))
+        return posed, average
 
 
 class Adapting(AgainstOverlap):
@@ -97,21 +97,17 @@ class Adapting(AgainstOverlap):
 
     rate, limit = 1.05, 8.0
 
-    def _pose(self, layer: Any) -> Any:
+    def pose(self, layer: Layer) -> Posed:
         known = self.__dict__.setdefault("known", {}).setdefault(layer.name, {"factor": 1.0, "weight": None})
         weight = spins_of(layer.weight).flatten(1)
         if known["weight"] is not None:
             flips = weight - known["weight"]
-            rows = layer.group["rows"]
-            plain = [
-                BinaryLeastSquares.from_record(record, rows, None).fields().T for record in layer.records
-            ]
+            plain = [problem_of(record, layer.group["rows"], None).H.T for record in layer.records]
             slope = float((torch.cat(plain) * flips).sum())
             factor = known["factor"] * (self.rate if slope < 0 else 1 / self.rate if slope > 0 else 1)
             known["factor"] = min(max(factor, 1 / self.limit), self.limit)
         known["weight"] = weight
-        target = layer.group["target_rms"] * known["factor"]
-        return super()._pose(layer._replace(group={**layer.group, "target_rms": target}))
+        return super().pose(_with_target(layer, layer.group["target_rms"] * known["factor"]))
 
 
 class Growing(AgainstOverlap):
@@ -119,7 +115,11 @@ class Growing(AgainstOverlap):
     as the learning rate falls, by its square root and to at most eight times.
     """
 
-    def _pose(self, layer: Any) -> Any:
+    def pose(self, layer: Layer) -> Posed:
         fallen = layer.group.get("initial_lr", layer.group["lr"]) / max(layer.group["lr"], 1e-12)
-        target = layer.group["target_rms"] * min(fallen**0.5, 8.0)
-        return super()._pose(layer._replace(group={**layer.group, "target_rms": target}))
+        return super().pose(_with_target(layer, layer.group["target_rms"] * min(fallen**0.5, 8.0)))
+
+
+def _with_target(layer: Layer, target_rms: float) -> Layer:
+    group: dict[str, Any] = {**layer.group, "target_rms": target_rms}
+    return layer._replace(group=group)

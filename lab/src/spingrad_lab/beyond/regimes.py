@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spingrad import QPSBGD, BinaryLeastSquares, binary_parameters
+from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
+from spingrad.optim.functional import problem_of
 from spingrad.record import record_of
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, grid, make_solver
 from spingrad_lab.report import figures
@@ -155,18 +156,18 @@ def _gaps(side: int, quick: bool) -> dict[str, Any]:
         if step % 12 == 0:
             record = record_of(weight)
             assert record is not None
-            problem = BinaryLeastSquares.from_record(record.layers()[0], "uniform", 1.0)
+            problem = problem_of(record.layers()[0], "uniform", 1.0)
             for name, value in _excess(problem, step).items():
                 excess.setdefault(name, []).append(value)
         optimizer.step()
     return {"excess": excess}
 
 
-def _excess(problem: BinaryLeastSquares, seed: int) -> dict[str, float]:
+def _excess(problem: BinaryQuadratic, seed: int) -> dict[str, float]:
     names = [name for name in _SOLVERS if name != "exact" or problem.num_spins <= _EXACT_GAP]
     energies = {name: make_solver(name).solve(problem, seed=seed).energy.double().sum() for name in names}
     floor = energies["exact"] if "exact" in energies else problem.lower_bound().double().sum()
-    size = problem.V.double().square().sum()
+    size = problem.offset.double().sum()  # ‖V‖²
     return {name: float((energy - floor) / size) for name, energy in energies.items() if name != "exact"}
 
 

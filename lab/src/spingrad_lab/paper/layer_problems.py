@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Self
 import pandas as pd
 from torch import Tensor
 
-from spingrad import QPSBGD, BinaryLeastSquares, BinaryLinear, binary_parameters
-from spingrad.problem import Rows
+from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
+from spingrad.optim.functional import problem_of
 from spingrad.record import record_of
+from spingrad.scaling import Weighting
 from spingrad_lab.methods import ONE_BATCH
 from spingrad_lab.report.sections import Figure, Section, Table
 from spingrad_lab.report.statistics import Estimate, estimate
@@ -19,7 +20,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 from spingrad_lab.tasks.small import Digits12, pair_points
 from spingrad_lab.tasks.training import VectorTask, endless_batches
 
-POSINGS: dict[str, tuple[Rows, float | None]] = {
+POSINGS: dict[str, tuple[Weighting, float | None]] = {
     "as published": ("normalized", None),
     "ours": ("uniform", 1.0),
 }
@@ -44,7 +45,7 @@ class Snapshot(NamedTuple):
     """The problem of a layer before an update, posed in each way, and how large each unit's gradient is."""
 
     update: int
-    problems: dict[str, BinaryLeastSquares]
+    problems: dict[str, BinaryQuadratic]
     gradients: Tensor  # (m,)
 
     @property
@@ -69,7 +70,7 @@ def snapshots(task: VectorTask, seed: int) -> Iterator[Snapshot]:
         record = record_of(first.weight)
         assert record is not None  # the optimizer has just made it
         layer = record.layers()[0]
-        problems = {name: BinaryLeastSquares.from_record(layer, *posing) for name, posing in POSINGS.items()}
+        problems = {name: problem_of(layer, *posing) for name, posing in POSINGS.items()}
         yield Snapshot(update, problems, layer.grad.square().mean(0).sqrt())
         optimizer.step()
 
@@ -156,7 +157,7 @@ class DigitExperiment(Experiment):
         return Section([SETTING, *self.notes(found)], self.tables(found), self.draw(drawn))
 
     @abstractmethod
-    def measure(self, problem: BinaryLeastSquares, unit: int, seed: int) -> dict[str, Any]: ...
+    def measure(self, problem: BinaryQuadratic, unit: int, seed: int) -> dict[str, Any]: ...
 
     @abstractmethod
     def notes(self, found: Readings) -> list[str]: ...

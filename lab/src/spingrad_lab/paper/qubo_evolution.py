@@ -8,14 +8,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad_lab.paper.layer_problems import POSINGS, TIE, UPDATES, Columns, DigitExperiment, Readings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Table, to_svg
 from spingrad_lab.report.statistics import Estimate, significant
 
 
-def qubo_matrix(problem: BinaryLeastSquares, unit: int) -> Tensor:  # (n, n)
+def qubo_matrix(problem: BinaryQuadratic, unit: int) -> Tensor:  # (n, n)
     """The symmetric ``Q`` with ``bᵀ Q b = E(2b - 1) - E(-1)`` for all bits ``b``, in double precision."""
     h, J, _ = problem.double().to_ising(unit)
     J = J + J.T
@@ -28,7 +28,7 @@ class QuboEvolution(DigitExperiment):
     title = "Evolution of the QUBO"
     source = "appendix, evolution of the QUBO"
 
-    def measure(self, problem: BinaryLeastSquares, unit: int, seed: int) -> dict[str, Any]:
+    def measure(self, problem: BinaryQuadratic, unit: int, seed: int) -> dict[str, Any]:
         h, J, _ = problem.double().to_ising(unit)
         couplings = J[tuple(torch.triu_indices(len(h), len(h), 1))]
         rms_bias, rms_coupling = (float(t.square().mean().sqrt()) for t in (h, couplings))

@@ -10,9 +10,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spingrad import BinaryLeastSquares, sign
-from spingrad.problem import jacobian
-from spingrad.scaling import reachable_target
+from spingrad import BinaryQuadratic, LayerRecord, sign
+from spingrad.optim.functional import pose
+from spingrad.rows import DenseRows
+from spingrad.scaling import jacobian
 from spingrad.solvers import BlockDescentSolver, ExactSolver, Solver
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
@@ -69,10 +70,10 @@ def residual_jacobian(x: Tensor) -> Tensor:  # (d,) -> (2 d - 2, d)
     return J
 
 
-def projected_problem(y: Tensor, J: Tensor, published: bool) -> BinaryLeastSquares:
+def projected_problem(y: Tensor, J: Tensor, published: bool) -> BinaryQuadratic:
     """Which spins move ``x`` so that the residuals follow their own gradient, ``∂E/∂y = 2 y``?"""
-    Z = jacobian(J, "normalized" if published else "uniform")
-    return BinaryLeastSquares(Z, reachable_target(2 * y[:, None], None if published else 1.0))
+    record = LayerRecord(DenseRows(J), 2 * y[:, None])
+    return pose(record, rows="normalized" if published else "uniform", target_rms=None if published else 1.0)
 
 
 def mover(method: str, dimension: int) -> Mover:
@@ -84,11 +85,11 @@ def mover(method: str, dimension: int) -> Mover:
         def project(y: Tensor, J: Tensor) -> Tensor:
             problem = projected_problem(y, J, published)
             spins = solver.solve(problem).spins[:, 0]
-            return spins if published or problem.V.any() else 0 * spins  # as in QPSBGD: no target, no move
+            return spins if published or not problem.idle.any() else 0 * spins  # as in QPSBGD
 
         return project
     if method == SIGN_OF_ROWS:
-        return lambda y, J: sign(jacobian(J, "normalized").T @ y)
+        return lambda y, J: sign(jacobian(DenseRows(J), "normalized").dense().T @ y)
     if method == SIGN_SGD:
         return lambda y, J: sign(J.T @ y)
     return lambda y, J: 2 * (J.T @ y)

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad_lab.analysis import all_energies, all_spins, jaccard, sampled
 from spingrad_lab.paper.layer_problems import POSINGS, TIE, UPDATES, DigitExperiment, Readings
 from spingrad_lab.report import figures
@@ -22,7 +22,7 @@ _STAND_IN = (
 )
 
 
-def annealed(problem: BinaryLeastSquares, unit: int, seed: int) -> tuple[Tensor, Tensor]:
+def annealed(problem: BinaryQuadratic, unit: int, seed: int) -> tuple[Tensor, Tensor]:
     """Reads and their energies from hurried simulated annealing, the stand-in for D-Wave's annealer."""
     from dwave.samplers import SimulatedAnnealingSampler
 
@@ -37,7 +37,7 @@ class EnergyHistogram(DigitExperiment):
     source = "appendix, sampling solutions"
     num_bins = 40
 
-    def measure(self, problem: BinaryLeastSquares, unit: int, seed: int) -> dict[str, Any]:
+    def measure(self, problem: BinaryQuadratic, unit: int, seed: int) -> dict[str, Any]:
         states, reads = all_energies(problem, unit).numpy(), annealed(problem, unit, seed)[1].numpy()
         optimum, spread = states.min(), states.mean() - states.min()
         metrics: dict[str, Any] = {
@@ -127,7 +127,7 @@ class Similarity(DigitExperiment):
     count = 10
     origins = ("annealing", "enumeration")
 
-    def measure(self, problem: BinaryLeastSquares, unit: int, seed: int) -> dict[str, Any]:
+    def measure(self, problem: BinaryQuadratic, unit: int, seed: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)
         states, energies = all_spins(problem.num_spins), all_energies(problem, unit)
         resolution = TIE * float(energies.mean() - energies.min())

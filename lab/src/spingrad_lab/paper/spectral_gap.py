@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spingrad import BinaryLeastSquares
+from spingrad import BinaryQuadratic
 from spingrad_lab.analysis import annealing_spectrum, ground_degeneracy, spectral_gap
 from spingrad_lab.paper.layer_problems import POSINGS, snapshots
 from spingrad_lab.report import figures
@@ -100,7 +100,7 @@ class SpectralGap(Experiment):
 
 
 def _gap(
-    problem: BinaryLeastSquares, units: list[int], fractions: list[float], normalize: bool
+    problem: BinaryQuadratic, units: list[int], fractions: list[float], normalize: bool
 ) -> tuple[float, float, int]:
     """The smallest gap, the fraction of the anneal where it is, and how many levels end in the ground."""
     degeneracy = ground_degeneracy(problem, units)
