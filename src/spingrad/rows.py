@@ -56,7 +56,7 @@ class Rows(ABC):
 
     @abstractmethod
     def select(self, index: Tensor, grad: Tensor) -> tuple["Rows", Tensor]:
-        """These rows and their output gradients alone; all other rows have a gradient of zero."""
+        """Only these rows and their output gradients; all other rows have a gradient of zero."""
 
     @abstractmethod
     def pull_back(
@@ -222,7 +222,7 @@ class Patches(Rows):
     dilation: Pair = (1, 1)
     index: Tensor | None = None
 
-    @property
+    @cached_property
     def shape(self) -> Pair:
         rows = sum(math.prod(size) for size in self._sizes()) if self.index is None else len(self.index)
         return rows, self.images[0].shape[1] * math.prod(self.kernel_size)

@@ -1,22 +1,22 @@
-"""Who votes with the others: a worker that sends inverted or random bits stands out."""
+"""How often workers vote with the majority: one that sends inverted or random bits stands out."""
 
 import warnings
 
 import torch
 from torch import Tensor
 
-LOOKS = 5  # at a worker before it is judged
-MEMORY = 20  # looks, about
+LOOKS = 5  # times that a worker is examined before it can be a suspect
+MEMORY = 20  # length of the running average, in examinations
 SAMPLE = 2**14  # spins
-INFORMED = 0.53  # agreement of the median worker, below which nobody can be told from a coin
+INFORMED = 0.53  # agreement of the median worker below which nobody can be told from random bits
 
 
 class Agreement:
     """How often each worker votes as the majority of the others do.
 
-    Random bits agree half of the time, inverted ones less, and workers that train on the same data more. One
-    worker is looked at in each step. Everyone sees its votes on the weights that they count, and the
-    median of what they saw is believed, so a minority cannot slander.
+    Random bits agree half of the time, inverted ones less, and workers that train on the same data more. Each
+    step examines one worker. Every worker compares that one's votes on the weights that it counts, and the
+    median of these comparisons is used, so a minority of workers cannot discredit another.
 
     Args:
         size: Number of workers.
@@ -24,7 +24,7 @@ class Agreement:
 
     Attributes:
         agreement: Of every worker, a running average, shape ``(workers,)``.
-        looks: How often each has been looked at.
+        looks: How often each worker has been examined.
     """
 
     def __init__(self, size: int, report: bool) -> None:
@@ -36,14 +36,14 @@ class Agreement:
 
     @property
     def next(self) -> int:
-        """The worker that is looked at in the next step."""
+        """The worker that the next step examines."""
         return self._steps % len(self.looks)
 
     def suspects(self) -> list[int]:
-        """Workers nearer to a coin than to the others.
+        """Workers whose votes are nearer to random bits than to those of the others.
 
-        None before five looks, among fewer than three, or where honest workers are hardly more than coins to
-        each other, as with few rows each and a small target.
+        Empty before every worker has been examined five times, with fewer than three workers, and where even
+        honest workers agree hardly more than random bits would, as with few rows each and a small target.
         """
         middle = float(self.agreement.median())
         if min(self.looks) < LOOKS or len(self.looks) < 3 or middle < INFORMED:
@@ -52,7 +52,7 @@ class Agreement:
         return [rank for rank, own in enumerate(self.agreement.tolist()) if own < bar]
 
     def update(self, seen: Tensor) -> None:
-        """Take in what every worker saw of the one looked at, shape ``(workers,)``."""
+        """Take in every worker's comparison with the one that was examined, shape ``(workers,)``."""
         rank = self.next
         self._steps += 1
         now = seen.nanmedian().cpu()

@@ -42,7 +42,11 @@ def packed_size(spins: int) -> int:
 
 
 def majority(votes: Tensor, seed: int) -> Tensor:  # (workers, spins) -> (spins,)
-    """The sign of the sum of votes, -1 or +1, or 0 of who abstains; ties fall by coins thrown from ``seed``.
+    """The sign of the sum of votes. A vote is -1 or +1, or 0 to abstain; ties are broken at random.
+
+    Args:
+        votes: Shape ``(workers, spins)``.
+        seed: Decides the ties.
 
     Example:
         >>> majority(torch.tensor([[1, -1, 1], [1, -1, 0], [-1, -1, 1]]), seed=0)

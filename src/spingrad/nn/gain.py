@@ -1,4 +1,4 @@
-"""A fixed gain where BatchNorm would stand: it keeps signals in range and is measured once."""
+"""A constant factor in the place of BatchNorm: it keeps signals in range and is measured once."""
 
 from typing import Any
 
@@ -7,21 +7,22 @@ from torch import Tensor, nn
 
 
 class Gain(nn.Module):
-    """Multiplies by one number, set by the first training batch so that the output has a given strength.
+    """Multiplies by one number, set on the first training batch so that the output has a given size.
 
-    Where signals fade (images that are mostly background, small convolutions), activations never leave their
-    linear middle and outputs are too quiet for the loss. BatchNorm mends that with statistics of every
-    batch; here it is one constant. Deployed, it costs nothing: a sign does not see it, and hardtanh's
-    ends move with it.
+    Where signals shrink from layer to layer (images that are mostly background, small convolutions),
+    activations stay in their linear range and outputs are too small for the loss. BatchNorm corrects that
+    with the statistics of every batch; here one constant does. It costs nothing in a deployed network: a sign
+    does not depend on it, and the ends of a hardtanh are scaled with it.
 
     Args:
-        rms: Root mean square of the output on that batch, zeros left out: they are the background of images.
-            One suits activations; outputs want more, the more the surer they can be (1.5 or 3, say).
+        rms: Root mean square of the output on that batch, over the entries that are not zero (zeros are the
+            background of images). Use 1 before an activation and more for the network's outputs, such as
+            1.5 or 3, if its classes are easy to tell apart.
 
     Note:
-        Measured in the first forward pass in training mode, and part of ``state_dict()``; an evaluation
-        before that goes by its own batch and leaves nothing behind. With several workers, pass one batch
-        through the network before it is copied to them: all need the same factor.
+        The factor is measured in the first forward pass in training mode and is part of ``state_dict()``. An
+        evaluation before that uses the factor of its own batch and does not keep it. With several workers,
+        pass one batch through the network before it is copied to them: all need the same factor.
 
     Example:
         >>> from spingrad import BinaryConv2d, BinaryLinear

@@ -13,7 +13,7 @@ from spingrad.record import stop_recording
 
 
 class _Wrapped(Optimizer):
-    """A torch optimizer, followed by a map that keeps its weights where the method wants them."""
+    """A torch optimizer whose step is followed by a map of the weights."""
 
     def __init__(self, params: Params, optimizer: type[Optimizer], **kwargs: Any) -> None:
         self.inner = optimizer(params, **kwargs)
@@ -22,7 +22,7 @@ class _Wrapped(Optimizer):
             self._begin(group)
 
     def _share(self) -> None:
-        """Be one with the inner optimizer: schedulers and checkpoints see its groups and state."""
+        """Share groups and state with the inner optimizer, so that schedulers and checkpoints see them."""
         state = {k: getattr(self.inner, k) for k in ("defaults", "state", "param_groups")}
         Optimizer.__setstate__(self, state)
 
@@ -81,7 +81,7 @@ class BinaryConnect(_Wrapped):
 
 
 class ProxQuant(_Wrapped):
-    """Real weights that a growing regulariser draws to -1 and +1, and a final projection.
+    """Real weights that a growing regulariser pulls to -1 and +1, with a projection at the end.
 
     After each step of the inner optimizer, every weight moves towards its sign by at most
     ``lr · regularization · t`` at step ``t`` (the proximal map of the W-shaped regulariser). The network
@@ -182,7 +182,7 @@ class SignSGD(Optimizer):
 
 
 class Bop(Optimizer):
-    """Flip a weight when the average gradient has long and strongly asked for it; no latent weights.
+    """Flip a weight when its average gradient exceeds a threshold; there are no latent weights.
 
     ``m ← (1 - lr) m + lr · grad``, and ``w ← -w`` where ``|m| > threshold`` and ``m`` has the sign of
     ``w``. Helwegen et al., *Latent weights do not exist*, 2019.

@@ -62,7 +62,7 @@ def average(
         Z: Rows.
         grad: Output gradient.
         factor: Factor of each unit's gradient, which makes ``V`` of it.
-        momentum: Weight of the past. Zero: this step alone.
+        momentum: Weight of the past; zero for this step only.
         exp_avg: The average before this step, shape ``(m, n)``, or ``None`` at the first step.
         step: Number of steps in ``exp_avg``.
     """

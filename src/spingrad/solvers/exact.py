@@ -16,7 +16,7 @@ from spingrad.solvers.base import Solution, Solver
 from spingrad.solvers.block_descent import BlockDescentSolver
 
 ENUMERABLE = 12
-MOST_VALUES = 200  # of a sum of spins that is one coordinate of the search
+MOST_VALUES = 200  # that the sum of a bundle's spins may take
 FIELD_ROUNDING = 1e-6  # of the largest field: sums in single precision round differently
 NODES_PER_SLICE = 1_000_000 if HAS_NUMBA else 2_000  # between looks at the clock
 
@@ -113,7 +113,7 @@ class ExactSolver(Solver):
 @dataclass(frozen=True)
 class _Bundle:
     """Spins whose inputs and fields are multiples of each other, such as those of equal pixels or of the bits
-    of a weight. All that counts is the sum of the spins times their strengths, which is -1 to +1 here.
+    of a weight. Only the sum of the spins times their strengths matters; it lies between -1 and +1.
     """
 
     members: list[int]
@@ -144,7 +144,7 @@ _ALONE = torch.ones(1).double(), torch.tensor([-1.0, 1.0]).double(), torch.tenso
 
 
 def _bundles(problem: BinaryQuadratic) -> Iterator[_Bundle]:
-    """Which spins belong together. Their couplings are parallel, which leaves a search little to prune by."""
+    """Which spins form a bundle. A search could prune little among them, since their couplings are parallel."""
     inputs = problem.rows.dense().T  # (n, r)
     peaks = inputs.gather(1, inputs.abs().argmax(1, keepdim=True))
     shapes, fields = inputs / peaks + 0.0, problem.H / peaks  # + 0.0: no negative zero

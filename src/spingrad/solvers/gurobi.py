@@ -86,7 +86,7 @@ def _gurobipy() -> ModuleType:
 
 
 def _optimize(model: "gurobipy.Model") -> None:
-    """Run Gurobi, whose licence alone knows its limit: it refuses a larger model before any work."""
+    """Run Gurobi. Only its licence knows how many spins it may have; it refuses a larger model at once."""
     import gurobipy
 
     try:
