@@ -1,5 +1,6 @@
 """What the library imports. The order of its layers is a contract in pyproject.toml (``lint-imports``)."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import spingrad
 
 
 def test_no_two_modules_import_each_other_even_by_a_detour():
@@ -28,3 +31,19 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert not {"matplotlib", "rich", "pandas", "pooch", "spingrad_lab"} & set(loaded.split())
+
+
+def test_each_name_in_the_optimizer_is_found_by_opening_one_file():
+    """A newcomer reads optim/qpsbgd.py: every name is imported from the module that defines it."""
+    source = Path(spingrad.__file__).parent
+    tree = ast.parse((source / "optim/qpsbgd.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spingrad."):
+            path = source / node.module.removeprefix("spingrad.").replace(".", "/")
+            if path.is_dir():  # a module of a package
+                assert all((path / f"{name.name}.py").exists() for name in node.names)
+                continue
+            body = ast.parse(path.with_suffix(".py").read_text()).body
+            defined = {own.name for own in body if isinstance(own, ast.ClassDef | ast.FunctionDef)}
+            defined |= {t.id for own in body if isinstance(own, ast.Assign) for t in own.targets}
+            assert {name.name for name in node.names} <= defined

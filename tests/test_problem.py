@@ -39,6 +39,20 @@ def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
         torch.testing.assert_close(torch.from_numpy(bqm.energies(every.numpy())), expected)
 
 
+def test_energies_of_1000_random_problems_are_those_of_the_least_squares_form():
+    """In single precision, relative to the largest of the terms that are added."""
+    for seed in range(1000):
+        generator = torch.Generator().manual_seed(seed)
+        r, n, m = (int(torch.randint(1, 40, (), generator=generator)) for _ in range(3))
+        Z, V = random_target(r, n, m, seed)
+        V = V * 10 ** (3 * torch.rand((), generator=generator) - 1.5)
+        G = torch.randint(2, (n, m), generator=generator) * 2.0 - 1
+        expected = (V.double() - Z.double() @ G.double()).square().sum(0)
+        size = (Z.double() @ G.double()).square().sum(0) + V.double().square().sum(0)
+        found = BinaryQuadratic.least_squares(Z, V).energy(G).double()
+        assert ((found - expected).abs() <= 1e-5 * size).all()
+
+
 @pytest.mark.parametrize("rank", [None, 3])
 def test_compression_keeps_every_energy(rank):
     problem = random_problem(r=40, n=8, m=3, seed=0, rank=rank)

@@ -51,7 +51,8 @@ def suitable_target(Z: Rows) -> Tensor:
     """A ``target_rms`` that suits the rows: it grows with the number of rows that share their inputs.
 
     The targets of different rows are mostly noise to each other. Of N rows with the same inputs, spins can
-    reach only ``1/√N`` of their targets, so such rows get ``√N`` times the target of a row that shares its inputs with no other.
+    reach only ``1/√N`` of their targets. So such rows get ``√N`` times the target of a row with inputs of
+    its own.
     """
     return AUTO * overlap(Z.sketch[1], len(Z)).sqrt()
 

@@ -11,7 +11,9 @@ from spingrad.optim import functional
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks, record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
-from spingrad.solvers import BlockDescentSolver, ExactSolver, Solution, Solver, derive_seed
+from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.solvers.block_descent import BlockDescentSolver
+from spingrad.solvers.exact import ExactSolver
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 

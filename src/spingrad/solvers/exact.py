@@ -144,7 +144,7 @@ _ALONE = torch.ones(1).double(), torch.tensor([-1.0, 1.0]).double(), torch.tenso
 
 
 def _bundles(problem: BinaryQuadratic) -> Iterator[_Bundle]:
-    """Which spins form a bundle. A search could prune little among them, since their couplings are parallel."""
+    """The spins with parallel couplings, which leave a search little to prune, together in bundles."""
     inputs = problem.rows.dense().T  # (n, r)
     peaks = inputs.gather(1, inputs.abs().argmax(1, keepdim=True))
     shapes, fields = inputs / peaks + 0.0, problem.H / peaks  # + 0.0: no negative zero
