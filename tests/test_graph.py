@@ -5,7 +5,7 @@ import torch
 
 from spingrad import QPSBGD, binary_parameters, start_recording
 from spingrad.nn.gcn import BinaryGCNConv, normalized_adjacency
-from spingrad.record import record_of
+from spingrad.recording import record_of
 
 # torch_geometric still scripts its classes, which torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

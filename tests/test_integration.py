@@ -25,7 +25,7 @@ from spingrad import (
     binary_parameters,
     real_parameters,
 )
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad.solvers import BlockDescentSolver, DimodSolver
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from spingrad import BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
-from spingrad.record import record_of, start_recording, stop_recording
+from spingrad.recording import record_of, start_recording, stop_recording
 
 
 def test_the_sign_of_every_zero_is_plus_one():

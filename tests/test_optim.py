@@ -10,7 +10,7 @@ from torch import nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.nn.sign import spins_of
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad.solvers import BlockDescentSolver, ExactSolver, SignSolver, Solution, Solver
 
 

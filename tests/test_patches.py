@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spingrad import QPSBGD, BinaryConv2d, binary_parameters
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad.rows import Patches
 from spingrad.solvers import BlockDescentSolver, ExactSolver
 

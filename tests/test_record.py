@@ -3,6 +3,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from helpers import dense_record
 from torch import nn
 
@@ -145,3 +146,21 @@ def test_passes_of_another_kind_of_backward_do_not_mix(recorded):
     out.sum().backward(retain_graph=True)
     out.sum().backward()
     assert rows_of(record) == 6
+
+
+def test_a_checkpointed_part_with_its_own_backward_pass_loses_nothing():
+    """Reentrant checkpointing runs a backward pass inside the backward pass, on the same weight."""
+    torch.manual_seed(0)
+    layer = BinaryLinear(4, 4)
+    record = start_recording(layer.weight)
+    x = torch.randn(3, 4, requires_grad=True)
+    out = layer(torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True))
+    out.sum().backward()
+    assert rows_of(record) == 6
+
+
+def test_passes_that_accumulate_nothing_hold_no_memory(recorded):
+    layer, record, x = recorded
+    for _ in range(3):
+        torch.autograd.grad(layer(x).sum(), x)
+    assert not record._pending

@@ -283,9 +283,6 @@ def test_an_impossible_embedding_is_an_error():
 
 def test_a_missing_extra_is_named(monkeypatch):
     problem = random_problem(r=3, n=3, m=1, seed=0)
-    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
     monkeypatch.setitem(sys.modules, "minorminer", None)
-    with pytest.raises(ImportError, match=r'pip install "spingrad\[paper\]"'):
-        annealing_spectrum(problem, [0], [0.5], 2)
     with pytest.raises(ImportError, match=r'pip install "spingrad\[qpu\]"'):
         find_embedding(logical_graph(problem))

@@ -13,7 +13,8 @@ from spingrad.nn import (
 )
 from spingrad.optim import QPSBGD
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import LayerRecord, record_of, start_recording, stop_recording
+from spingrad.record import LayerRecord
+from spingrad.recording import record_of, start_recording, stop_recording
 
 __version__ = "0.1.0"
 

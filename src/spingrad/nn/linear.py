@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spingrad.nn.sign import spins_of
-from spingrad.record import noted, record_of
+from spingrad.recording import noted, record_of
 
 
 class _StraightThrough(torch.autograd.Function):

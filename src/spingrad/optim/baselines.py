@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from spingrad.nn.sign import spins_of
 from spingrad.optim.qpsbgd import Params, evaluate
-from spingrad.record import stop_recording
+from spingrad.recording import stop_recording
 
 
 class _Wrapped(Optimizer):

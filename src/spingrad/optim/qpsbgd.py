@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from spingrad.optim import functional
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import Check, LayerRecord, checks, record_of, start_recording
+from spingrad.record import Check, LayerRecord, checks
+from spingrad.recording import record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver

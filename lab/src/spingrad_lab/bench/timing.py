@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.optim.functional import problem_of
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad_lab.data import mnist
 from spingrad_lab.methods import ONE_BATCH
 

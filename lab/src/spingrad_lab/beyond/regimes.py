@@ -7,7 +7,7 @@ import pandas as pd
 
 from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.optim.functional import problem_of
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, grid, make_solver
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg

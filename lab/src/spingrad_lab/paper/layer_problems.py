@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.optim.functional import problem_of
-from spingrad.record import record_of
+from spingrad.recording import record_of
 from spingrad.scaling import Weighting
 from spingrad_lab.methods import ONE_BATCH
 from spingrad_lab.report.sections import Figure, Section, Table

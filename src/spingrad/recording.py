@@ -1,0 +1,234 @@
+"""Recording: how a backward pass leaves a record on a weight, if torch accumulates a gradient into it."""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spingrad.record import LayerRecord
+from spingrad.rows import to_rows
+
+NOBODY = -1
+_keys = itertools.count()
+_records: weakref.WeakValueDictionary[int, "Record"] = weakref.WeakValueDictionary()
+
+
+class Pass(NamedTuple):
+    """The raw tensors of one use of a weight in a backward pass, and how they become rows."""
+
+    x: Tensor
+    version: int
+    grad: Tensor
+    geometry: tuple[int, ...]
+
+
+class Record:
+    """The backward passes of one weight since its last step.
+
+    It holds exactly what torch accumulated into ``weight.grad``: a pass counts when torch accumulates a
+    gradient into the weight, and ``weight.grad = None`` (``model.zero_grad()``) clears it. Passes of
+    gradient accumulation, or of a weight used twice, add up as more rows.
+
+    Args:
+        weight: The latent weight.
+        keep_grad: Compute ``weight.grad`` too. Otherwise ``weight.grad`` is a tensor of zeros that only
+            marks that there is a record.
+    """
+
+    def __init__(self, weight: Tensor, keep_grad: bool = False) -> None:
+        self.keep_grad = keep_grad
+        self.key = next(_keys)
+        _records[self.key] = self
+        self._weight = weakref.ref(weight)
+        self._passes: list[Pass] = []
+        self._pending: dict[int, list[Pass]] = {}  # by the backward pass that is under way
+        self._zeros: _Mark | None = None
+        self._hook = weight.register_post_accumulate_grad_hook(self._commit)
+
+    def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> None:
+        """Keep a pass until torch accumulates into the weight; forget it if torch never does."""
+        if self._cleared():
+            self._passes.clear()
+        task = torch._C._current_graph_task_id()
+        if task not in self._pending:
+            self._pending[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(
+                partial(_forget, weakref.ref(self), task)
+            )
+        self._pending[task].append(Pass(x, x._version, grad, geometry))
+
+    def _commit(self, weight: Tensor) -> None:
+        passes = self._pending.pop(torch._C._current_graph_task_id(), [])
+        if passes:
+            self._passes += passes
+            if not isinstance(weight.grad, _Mark):
+                weight.grad = self._marked(weight)
+
+    def _marked(self, weight: Tensor) -> "_Mark":
+        """The gradient if it is kept, else zeros, which take no memory before somebody writes to them."""
+        if self.keep_grad:
+            assert weight.grad is not None
+            return _Mark.of(weight.grad, self)
+        if self._zeros is None or self._zeros._version != 0:
+            self._zeros = _Mark.of(_untouched_zeros(weight), self)
+        return self._zeros
+
+    def _cleared(self) -> bool:
+        weight = self._weight()
+        return weight is None or weight.grad is None
+
+    def clear(self) -> None:
+        self._passes.clear()
+
+    def consume(self) -> None:
+        """Forget what a step has used; the mark goes too."""
+        self.clear()
+        weight = self._weight()
+        if weight is not None and not self.keep_grad:
+            weight.grad = None
+
+    def remove(self) -> None:
+        """Stop recording."""
+        self._hook.remove()
+        self.consume()
+
+    def layers(self) -> list[LayerRecord]:
+        """One :class:`LayerRecord` per group of channels (one in all but grouped layers)."""
+        if self._cleared():
+            self._passes.clear()
+        for x, version, _, _ in self._passes:
+            if x._version != version:
+                raise RuntimeError(
+                    "an input of a binary layer was modified by an in-place operation between backward() and "
+                    f"step(): its shape is {tuple(x.shape)}, it is at version {x._version}, expected version "
+                    f"{version}. The step needs the input as it was; use an out-of-place operation"
+                )
+        groups = zip(*(to_rows(p.x, p.grad, p.geometry) for p in self._passes), strict=True)
+        return [LayerRecord.joined(group) for group in groups]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_record, ()  # a weight that is loaded or sent elsewhere records for nobody
+
+
+def _forget(record: "weakref.ref[Record]", task: int) -> None:
+    if (own := record()) is not None:
+        own._pending.pop(task, None)
+
+
+def _no_record() -> None:
+    return None
+
+
+class _Mark(Tensor):
+    """``weight.grad`` of a weight with a record: setting it to zero in place clears the record too."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    record: "weakref.ref[Record]"
+
+    @staticmethod
+    def of(grad: Tensor, record: Record) -> "_Mark":
+        mark = grad.as_subclass(_Mark)
+        mark.record = weakref.ref(record)
+        return mark
+
+    def zero_(self) -> Tensor:
+        if (record := self.record()) is not None:
+            record.clear()
+        return super().zero_()
+
+
+def _untouched_zeros(weight: Tensor) -> Tensor:
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(weight.shape, np.float32))  # the system gives zeroed pages late
+    return torch.zeros_like(weight)
+
+
+class _Note(torch.autograd.Function):
+    """The identity on a layer's output, whose backward pass notes the layer's input and output gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> Tensor:
+        ctx.save_for_backward(x)  # so torch checks that nobody changes it in place before the backward pass
+        ctx.key, ctx.geometry, ctx.shape, ctx.dtype = key, geometry, weight.shape, weight.dtype
+        return out.view_as(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.key == NOBODY:
+            return grad, None, None, None, None
+        (x,) = ctx.saved_tensors
+        if torch.compiler.is_compiling():
+            nothing = _take_op(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
+        else:
+            _take(x, grad, ctx.key, ctx.geometry)
+            nothing = _no_entries(ctx.shape, ctx.dtype, grad.device)
+        return grad, None, nothing, None, None
+
+
+def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
+    if (record := _records.get(key)) is not None:
+        record.note(x.detach(), grad, tuple(geometry))
+
+
+def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A gradient for the weight that costs nothing: torch accumulates it if it accumulates at all."""
+    index, values = torch.empty((len(shape), 0), dtype=torch.long), torch.empty(0, dtype=dtype)
+    return torch.sparse_coo_tensor(index, values, tuple(shape), device=device, check_invariants=False)
+
+
+@torch.library.custom_op("spingrad::take", mutates_args=())  # a compiled graph cannot hold a record
+def _take_op(
+    x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    _take(x, grad, key, geometry)
+    return torch.zeros(shape, dtype=dtype, device=grad.device)
+
+
+@_take_op.register_fake
+def _(
+    x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    return grad.new_empty(shape, dtype=dtype)
+
+
+def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], training: bool) -> Tensor:
+    """A layer's output, which leaves ``(x, grad)`` on the weight in the backward pass if the weight records.
+
+    Recording happens in the graph and not in module hooks, which trainers and wrappers lose. A layer that is
+    not in training mode leaves nothing; its output depends on the weight all the same.
+    """
+    record = record_of(weight)
+    if record is None or not torch.is_grad_enabled():
+        return out
+    key = record.key if training else NOBODY
+    product: Tensor = _Note.apply(out, x, weight, key, geometry)  # type: ignore[no-untyped-call]
+    return product
+
+
+def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
+    """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked."""
+    stop_recording(weight)
+    record = Record(weight, keep_grad)
+    weight.record = record  # type: ignore[attr-defined]
+    return record
+
+
+def stop_recording(weight: Tensor) -> None:
+    """Return ``weight`` to binary passes and ordinary gradients, as any torch optimizer expects them."""
+    if (record := record_of(weight)) is not None:
+        record.remove()
+    for mark in ("record", "relaxed"):
+        if hasattr(weight, mark):
+            delattr(weight, mark)
+
+
+def record_of(weight: Tensor) -> Record | None:
+    """The record on a weight, or ``None`` if it does not record."""
+    return getattr(weight, "record", None)
