@@ -92,7 +92,8 @@ def vote_once(rank, size, momentum, known=None):
     model = mlp()
     optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", momentum=momentum)
     if known:
-        optimizer.reduction.trust.agreement, optimizer.reduction.trust.looks = torch.tensor(known), [9] * size
+        trusted = optimizer.reduction.agreement
+        trusted.agreement, trusted.looks = torch.tensor(known), [9] * size
     x, y = digits(50)
     own = torch.arange(50).tensor_split(size)[rank]
     nn.functional.cross_entropy(model(x[own]), y[own]).backward()
