@@ -204,6 +204,7 @@ class Patches(Rows):
         images: Batches of images, shape ``(N, C, H, W)`` each. Accumulated batches may differ in size.
         kernel_size: As in :class:`torch.nn.Conv2d`, like the three arguments that follow.
         index: The patches that are kept, in rising order; ``None`` keeps all.
+        divisor: What every entry is divided by, when it is used.
 
     Example:
         >>> Patches([torch.arange(9.0).view(1, 1, 3, 3)], (2, 2)).dense()
@@ -221,6 +222,7 @@ class Patches(Rows):
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
     index: Tensor | None = None
+    divisor: Tensor | None = None
 
     @cached_property
     def shape(self) -> Pair:
@@ -246,10 +248,10 @@ class Patches(Rows):
         maps = [images.square().sum(together, keepdim=True) for images in self.images]
         ones = maps[0].new_ones(1, 1, *self.kernel_size)
         rows = torch.cat([F.conv2d(map_, ones, None, *self._geometry).flatten() for map_ in maps])
-        return (rows if self.index is None else rows[self.index]).sum().sqrt()
+        return self._divided((rows if self.index is None else rows[self.index]).sum().sqrt())
 
     def __truediv__(self, divisor: Tensor) -> "Patches":
-        return replace(self, images=[images / divisor for images in self.images])
+        return replace(self, divisor=divisor if self.divisor is None else self.divisor * divisor)
 
     def select(self, index: Tensor, grad: Tensor) -> tuple["Patches", Tensor]:
         return replace(self, index=index), grad  # whose other entries are zero
@@ -262,6 +264,7 @@ class Patches(Rows):
         product = grad.new_zeros(shape)
         for images, part in zip(self.images, self._image_grads(grad), strict=True):
             product += conv2d_weight(images, shape, part, *self._geometry)
+        product = self._divided(product)
         new = product.flatten(1) if factor is None else product.flatten(1) * factor[:, None]
         return new if past is None else new.lerp_(past, 1 - weight)
 
@@ -368,7 +371,10 @@ class Patches(Rows):
 
     def _padded(self, images: Tensor) -> Tensor:
         height, width = self.padding
-        return F.pad(images, (width, width, height, height))
+        return self._divided(F.pad(images, (width, width, height, height)))
+
+    def _divided(self, tensor: Tensor) -> Tensor:
+        return tensor if self.divisor is None else tensor / self.divisor
 
 
 def _places(
