@@ -1,8 +1,9 @@
-"""MNIST on many workers: every one has its rows of each batch, and all take the same step in spins.
+"""Trains on MNIST with several workers: each has its own rows of the batch, and all take the same step.
 
+    pip install ".[fast]" ./lab
     torchrun --nproc-per-node=4 examples/distributed_mnist.py --reduction vote
 
-A worker that dies takes a run down, and torchrun starts it again from the last checkpoint:
+If a worker dies, torchrun starts all of them again, and they continue from the last checkpoint:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1    # see docs/distributed.md
     torchrun --nproc-per-node=4 --max-restarts=3 examples/distributed_mnist.py --checkpoint run
@@ -24,7 +25,7 @@ parser.add_argument("--reduction", choices=["gather", "vote"], default="gather")
 parser.add_argument("--batch", type=int, default=400, help="of all workers together")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument(
-    "--checkpoint", metavar="DIR", help="go on from here, and keep a checkpoint every 50 steps"
+    "--checkpoint", metavar="DIR", help="continue from here, and keep a checkpoint every 50 steps"
 )
 args = parser.parse_args()
 
@@ -63,7 +64,8 @@ for step in range(first, args.epochs * per_epoch):
         rate = (step + 1 - first) / (time.perf_counter() - begin)
         sent = optimizer.wire.sent / (step + 1 - first)
         print(
-            f"step {step + 1}: loss {loss:.3f}, {rate:.1f} steps/s, {sent:,.0f} bytes sent a step", flush=True
+            f"step {step + 1}: loss {loss:.3f}, {rate:.1f} steps/s, {sent:,.0f} bytes sent per step",
+            flush=True,
         )
 
 if rank == 0:

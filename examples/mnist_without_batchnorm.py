@@ -1,10 +1,10 @@
-"""All of MNIST with weights of one bit and no BatchNorm: bits and integer sums from end to end.
+"""Trains on all of MNIST with one-bit weights and without BatchNorm.
 
-    pip install ".[fast,paper]"
+    pip install ".[fast]" ./lab
     python examples/mnist_without_batchnorm.py --out result.json
 
 Shows a progress bar with the time left, prints the test accuracy of every epoch, and writes settings and
-results as JSON. Ctrl-C stops it and keeps what was reached.
+results as JSON. Ctrl-C stops it and keeps the results so far.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--images", type=int, default=60_000, help="use only the first so many")
+    parser.add_argument("--images", type=int, default=60_000, help="use only the first N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", help="write settings and results here, as JSON")

@@ -1,6 +1,6 @@
 """Trains a network 16-4-4-2 to tell zeros from twos of MNIST on a QPU, with one call per step.
 
-    pip install ".[qpu,fast]" ./lab
+    pip install ".[qpu,fast]" ./lab scikit-image
     python examples/qpu.py                                       # an emulated QPU: no account, no network
     python examples/qpu.py --real --journal run.journal          # the same on a D-Wave QPU
     python examples/qpu.py --replay --journal run.journal        # the same again, from the journal alone

@@ -1,9 +1,9 @@
-"""Train a binary network on scikit-learn's digits with QP-SBGD, and compare: under 30 seconds.
+"""Trains a binary network on scikit-learn's digits with QP-SBGD and three baselines, in under 30 seconds.
 
     pip install . scikit-learn
     python examples/quickstart.py
 
-Every method gets four learning rates, chosen on held-out training images, then three fresh seeds.
+Each method tries four learning rates on held-out images; the best then trains with three fresh seeds.
 """
 
 import statistics
