@@ -21,11 +21,11 @@ Turn = Callable[[int], list[float]]
 
 
 def package_in(checkout: Path) -> str:
-    """The package of a checkout, which was called spinstep until version 0.1.0."""
-    for name in ("spingrad", "spinstep"):
-        if (checkout / "src" / name / "__init__.py").is_file():
-            return name
-    raise ValueError(f"{checkout} is no checkout of this project: there is no src/spingrad in it")
+    """The package of a checkout: the only one in its src, whatever it was called then."""
+    found = [path.parent.name for path in (checkout / "src").glob("*/__init__.py")]
+    if len(found) != 1:
+        raise ValueError(f"{checkout} is no checkout of this project: expected one package in src, got {found}")
+    return found[0]
 
 
 def revision(checkout: Path) -> str:
