@@ -24,7 +24,7 @@ def package_in(checkout: Path) -> str:
     """The package of a checkout: the only one in its src, whatever it was called then."""
     found = [path.parent.name for path in (checkout / "src").glob("*/__init__.py")]
     if len(found) != 1:
-        raise ValueError(f"{checkout} is no checkout of this project: expected one package in src, got {found}")
+        raise ValueError(f"{checkout} is no checkout of this project: expected one package, got {found}")
     return found[0]
 
 
