@@ -204,6 +204,35 @@ def test_momentum_averages_only_the_linear_term():
             torch.testing.assert_close(sent.H, expected[i] / (1 - 0.75 ** (step + 1)))
 
 
+def test_a_solver_may_keep_the_problems_it_was_given():
+    """The optimizer reuses the memory of old averages, but not if somebody still looks at them."""
+    torch.manual_seed(0)
+    model, solver, copies = BinaryLinear(40, 36), Spy(), []
+
+    def solve(problem, *, seed=0):
+        solver.calls.append(problem.H[:, 3])
+        copies.append(problem.H[:, 3].clone())
+        return BlockDescentSolver().solve(problem)
+
+    solver.solve = solve
+    optimizer = QPSBGD(binary_parameters(model), solver=solver)
+    for _ in range(6):
+        model(torch.randn(20, 40)).square().mean().backward()
+        optimizer.step()
+    assert all(torch.equal(kept, copy) for kept, copy in zip(solver.calls, copies, strict=True))
+
+
+def test_old_averages_are_the_memory_of_new_ones():
+    model = BinaryLinear(40, 36)
+    optimizer = QPSBGD(binary_parameters(model))
+    places = []
+    for _ in range(6):
+        model(torch.randn(20, 40)).square().mean().backward()
+        optimizer.step()
+        places.append(optimizer.state[model.weight]["exp_avg"].data_ptr())
+    assert places[2:] == places[:2] * 2
+
+
 @pytest.mark.slow
 def test_by_default_the_quadratic_term_keeps_the_directions_that_lead():
     torch.manual_seed(0)

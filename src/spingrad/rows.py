@@ -60,7 +60,12 @@ class Rows(ABC):
 
     @abstractmethod
     def pull_back(
-        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+        self,
+        grad: Tensor,
+        factor: Tensor | None = None,
+        past: Tensor | None = None,
+        weight: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:  # -> (m, n)
         """``VᵀZ`` with ``V`` the gradient times a factor per unit, averaged with an earlier one if given.
 
@@ -69,6 +74,7 @@ class Rows(ABC):
             factor: Factor of each unit's gradient, shape ``(m,)``.
             past: Earlier average, shape ``(m, n)``; the result is ``(1 - weight) · past + weight · VᵀZ``.
             weight: Weight of the new product.
+            out: Memory that a dense matrix may use for the result.
         """
 
     @abstractmethod
@@ -164,10 +170,15 @@ class DenseRows(Rows):
         return DenseRows(self.matrix[index]), grad[index]
 
     def pull_back(
-        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+        self,
+        grad: Tensor,
+        factor: Tensor | None = None,
+        past: Tensor | None = None,
+        weight: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         V = grad if factor is None else grad * factor
-        new = V.T @ self.matrix
+        new = torch.mm(V.T, self.matrix, out=out)
         return new if past is None else new.lerp_(past, 1 - weight)  # faster than one addmm
 
     def sample(self, count: int) -> Tensor:
@@ -257,7 +268,12 @@ class Patches(Rows):
         return replace(self, index=index), grad  # whose other entries are zero
 
     def pull_back(
-        self, grad: Tensor, factor: Tensor | None = None, past: Tensor | None = None, weight: float = 1.0
+        self,
+        grad: Tensor,
+        factor: Tensor | None = None,
+        past: Tensor | None = None,
+        weight: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         # The weight gradient of a convolution, for which nothing is unfolded.
         shape = grad.shape[1], self.images[0].shape[1], *self.kernel_size

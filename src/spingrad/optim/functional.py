@@ -54,7 +54,13 @@ def scale(
 
 
 def average(
-    Z: Rows, grad: Tensor, factor: Tensor, momentum: float, exp_avg: Tensor | None, step: int
+    Z: Rows,
+    grad: Tensor,
+    factor: Tensor,
+    momentum: float,
+    exp_avg: Tensor | None,
+    step: int,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The running average of ``ZᵀV`` after this step, in the layout of a weight, shape ``(m, n)``.
 
@@ -65,11 +71,12 @@ def average(
         momentum: Weight of the past; zero for this step only.
         exp_avg: The average before this step, shape ``(m, n)``, or ``None`` at the first step.
         step: Number of steps in ``exp_avg``.
+        out: Memory that may be used for the result.
     """
     if not momentum or exp_avg is None:
-        return Z.pull_back(grad, factor)
+        return Z.pull_back(grad, factor, out=out)
     weight = (1 - momentum) / (1 - momentum ** (step + 1))  # no bias to a zero at the start
-    return Z.pull_back(grad, factor, exp_avg, weight)
+    return Z.pull_back(grad, factor, exp_avg, weight, out)
 
 
 def pose(
@@ -81,6 +88,7 @@ def pose(
     rank: int | None = None,
     exp_avg: Tensor | None = None,
     step: int = 0,
+    out: Tensor | None = None,
 ) -> BinaryQuadratic:
     """The problem of one layer's step.
 
@@ -92,6 +100,7 @@ def pose(
         rank: With momentum, how many leading directions the quadratic term keeps; ``None`` for all.
         exp_avg: The linear term's average before this step, shape ``(m, n)``.
         step: Number of steps in ``exp_avg``.
+        out: Memory that may be used for the new average, shape ``(m, n)``.
 
     Returns:
         The problem. Its ``H`` is the new average, transposed.
@@ -99,7 +108,7 @@ def pose(
     if rows == "normalized":
         record = record.dense()  # rows of their own weight each
     Z, factor, rms = scale(record, rows, target_rms)
-    H = average(Z, record.grad, factor, momentum, exp_avg, step).T
+    H = average(Z, record.grad, factor, momentum, exp_avg, step, out).T
     # As published, every unit moves, unless the whole layer has no gradient at all.
     idle = (rms == 0).all().expand_as(rms) if target_rms is None else rms == 0
     if not momentum:

@@ -104,6 +104,7 @@ class QPSBGD(Optimizer):
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
         self.run = {"seed": seed, "step": 0, "skipped": 0}
+        self._spare: dict[Tensor, Tensor] = {}  # the averages of one step before, as memory for the next
         settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
         super().__init__(params, settings)
 
@@ -201,15 +202,27 @@ class QPSBGD(Optimizer):
         if "exp_avg" in state:
             dtype = layer.records[0].grad.dtype
             past = state["exp_avg"].flatten(1).to(dtype).chunk(len(layer.records))
-        problems = [
-            functional.pose(record, **settings, exp_avg=own, step=state.get("step", 0))
-            for record, own in zip(layer.records, past, strict=True)
-        ]
+        step = state.get("step", 0)
+        if len(layer.records) == 1:
+            out = self._memory_for(layer)
+            problems = [functional.pose(*layer.records, **settings, exp_avg=past[0], step=step, out=out)]
+        else:
+            pairs = zip(layer.records, past, strict=True)
+            problems = [functional.pose(r, **settings, exp_avg=own, step=step) for r, own in pairs]
         if not settings["momentum"]:
             return problems, None
         averages = [problem.H.T for problem in problems]
         joined = averages[0] if len(averages) == 1 else torch.cat(averages)
         return problems, joined.view(layer.weight.shape)
+
+    def _memory_for(self, layer: Layer) -> Tensor | None:
+        """The average of one step before, if nobody looks at it any more: new memory would cost more time."""
+        spare = self._spare.pop(layer.weight, None)  # if the step raises, memory is made anew
+        if spare is None or spare.dtype != layer.records[0].grad.dtype:
+            return None
+        storage = spare.untyped_storage()
+        ours = 2 if spare._base is None else 3  # this name, ``storage``, and what ``spare`` is a view of
+        return spare.flatten(1) if torch._C._storage_Use_Count(storage._cdata) == ours else None
 
     def _move(self, layer: Layer, solutions: list[Solution], exp_avg: Tensor | None) -> None:
         group, weight = layer.group, layer.weight
@@ -221,6 +234,8 @@ class QPSBGD(Optimizer):
             weight.copy_(rows.view_as(weight))
         if exp_avg is not None:
             state = self.state[weight]
+            if "exp_avg" in state:
+                self._spare[weight] = state["exp_avg"]
             state.update(step=state.get("step", 0) + 1, exp_avg=exp_avg)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -249,6 +264,7 @@ class QPSBGD(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._spare = {}
         for group in self.param_groups:
             for weight in group["params"]:  # a copied weight has lost its record
                 start_recording(weight, self.keep_grad)
