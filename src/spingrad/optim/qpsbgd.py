@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from spingrad._memory import is_free
 from spingrad.optim import functional
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
@@ -218,11 +219,9 @@ class QPSBGD(Optimizer):
     def _memory_for(self, layer: Layer) -> Tensor | None:
         """The average of one step before, if nobody looks at it any more: new memory would cost more time."""
         spare = self._spare.pop(layer.weight, None)  # if the step raises, memory is made anew
-        if spare is None or spare.dtype != layer.records[0].grad.dtype:
+        if spare is None or spare.dtype != layer.records[0].grad.dtype or not is_free(spare):
             return None
-        storage = spare.untyped_storage()
-        ours = 2 if spare._base is None else 3  # this name, ``storage``, and what ``spare`` is a view of
-        return spare.flatten(1) if torch._C._storage_Use_Count(storage._cdata) == ours else None
+        return spare.flatten(1)
 
     def _move(self, layer: Layer, solutions: list[Solution], exp_avg: Tensor | None) -> None:
         group, weight = layer.group, layer.weight

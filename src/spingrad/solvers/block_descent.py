@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from spingrad._memory import Pool
 from spingrad.kernels.descent import HAS_NUMBA, Backend, flip_
 from spingrad.kernels.feedback import can_feed_back, feed_back_
 from spingrad.problem import BinaryQuadratic
@@ -60,6 +61,7 @@ class BlockDescentSolver(Solver):
             raise ValueError(f'backend is "auto", "numba" or "torch", got {backend!r}')
         self.num_sweeps, self.num_reads = num_sweeps, num_reads
         self.block_size, self.backend = block_size, backend
+        self._pool = Pool()
 
     @classmethod
     def accurate(cls) -> "BlockDescentSolver":
@@ -110,7 +112,7 @@ class BlockDescentSolver(Solver):
         With few rows a kernel sets spin after spin, which is finer than blocks, and faster. ``U`` (m, r)
         receives the outputs of the spins, unless this is the ``last`` sweep, which does not need them all.
         """
-        G = H.new_empty(len(H), H.shape[1] + 16)[:, :-16]  # rows that are not 4096 bytes apart
+        G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
         if not self.block_size and can_feed_back(H, len(problem.rows), self.backend):
             feed_back_(H, problem.rows.dense(), G)
             if not last:
