@@ -16,7 +16,8 @@ def _own_folders(tmp_path_factory, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path):
-    found = faults.chaos(tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401,), scale=0.3)
+    patience = 0.6  # a busy machine needs as much
+    found = faults.chaos(tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401,), scale=patience)
     assert found["faults"] > 75
     assert found["kinds of faults not met"] == 0
     assert found["steps lost"] == 0
