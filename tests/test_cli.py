@@ -91,7 +91,15 @@ def test_a_missing_package_is_an_error_that_names_its_extra(module, command, ext
         main(command)
 
 
-@pytest.mark.parametrize("command", [["qpu", "plan"], ["qpu", "inspect"], ["qpu", "emulate"], ["export"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["qpu", "plan"],
+        ["qpu", "inspect"],
+        pytest.param(["qpu", "emulate"], marks=pytest.mark.needs("dwave.cloud")),  # or an error names it
+        ["export"],
+    ],
+)
 def test_the_help_of_a_command_names_its_extra(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])

@@ -10,7 +10,11 @@ import torch
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "as_published")) for name in golden.SETTINGS],
+    [
+        pytest.param("default", marks=pytest.mark.needs("numba")),  # without it, spins are set in blocks
+        "momentum=0",
+        pytest.param("as_published", marks=[pytest.mark.slow, pytest.mark.needs("numba")]),
+    ],
 )
 @pytest.mark.parametrize("network", golden.NETWORKS)
 def test_weights_after_50_steps_have_the_signs_of_version_0_1_0(network, settings, one_thread):
