@@ -57,7 +57,7 @@ class DistributedQPSBGD(QPSBGD):
         self.wire = group if isinstance(group, Wire) else Wire(group)
         inner = BlockDescentSolver() if solver is None else solver
         self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
-        super().__init__(params, lr, solver=self.reduction, **settings)
+        super().__init__(params, lr, solver=self.reduction, per_rank=True, **settings)
         for param_group in self.param_groups:
             for weight in param_group["params"]:
                 self.wire.broadcast_(weight.detach())

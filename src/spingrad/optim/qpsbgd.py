@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from spingrad._memory import is_free
 from spingrad.optim import functional
+from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
 from spingrad.recording import record_of, start_recording
@@ -64,6 +65,8 @@ class QPSBGD(Optimizer):
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
         keep_grad: Compute ``weight.grad`` too, for monitoring.
+        per_rank: Allow a process group of several ranks, each of which then trains a model of its own.
+            :class:`~spingrad.distributed.DistributedQPSBGD` trains one model on all ranks.
 
     Attributes:
         run: State of the whole run, the same for every parameter group and part of ``state_dict()``: its
@@ -96,7 +99,10 @@ class QPSBGD(Optimizer):
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         keep_grad: bool = False,
+        per_rank: bool = False,
     ) -> None:
+        check_ranks(per_rank)
+        self.per_rank = per_rank
         if lr < 0:
             raise ValueError(f"lr is at least 0, got {lr}")
         if on_nonfinite not in ("raise", "skip"):
@@ -141,6 +147,7 @@ class QPSBGD(Optimizer):
 
         A step that raises has moved nothing and can be taken again.
         """
+        check_ranks(self.per_rank)  # the process group may be younger than the optimizer
         loss = evaluate(closure)
         layers = self.layers()
         found = checks([record for layer in layers for record in layer.records])  # the one read back
@@ -258,7 +265,9 @@ class QPSBGD(Optimizer):
             self.solver.load_state_dict(state_dict["solver"])
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "run")}
+        own = {
+            name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "per_rank", "run")
+        }
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
