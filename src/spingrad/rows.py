@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -40,8 +40,12 @@ class Rows(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """The same rows, with a function applied to every entry."""
+
     def to(self, dtype: torch.dtype) -> "Rows":
         """The same rows in another dtype."""
+        return self.map(lambda data: data.to(dtype))
 
     @abstractmethod
     def peak(self) -> Tensor:
@@ -153,8 +157,8 @@ class DenseRows(Rows):
     def device(self) -> torch.device:
         return self.matrix.device
 
-    def to(self, dtype: torch.dtype) -> "DenseRows":
-        return DenseRows(self.matrix.to(dtype))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "DenseRows":
+        return DenseRows(function(self.matrix))
 
     def peak(self) -> Tensor:
         return peak_of(self.matrix)
@@ -248,8 +252,8 @@ class Patches(Rows):
     def device(self) -> torch.device:
         return self.images[0].device
 
-    def to(self, dtype: torch.dtype) -> "Patches":
-        return replace(self, images=[images.to(dtype) for images in self.images])
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Patches":
+        return replace(self, images=[function(images) for images in self.images])
 
     def peak(self) -> Tensor:
         return torch.stack([peak_of(images) for images in self.images]).max()
