@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from spingrad._memory import is_free
 from spingrad.optim import functional
+from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
 from spingrad.recording import record_of, start_recording
@@ -69,6 +70,8 @@ class QPSBGD(Optimizer):
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
         keep_grad: Compute ``weight.grad`` too, for monitoring.
+        per_rank: Allow a process group of several ranks, each of which then trains a model of its own.
+            :class:`~spingrad.distributed.DistributedQPSBGD` trains one model on all ranks.
 
     Attributes:
         run: State of the whole run, the same for every parameter group and part of ``state_dict()``: its
@@ -101,7 +104,10 @@ class QPSBGD(Optimizer):
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         keep_grad: bool = False,
+        per_rank: bool = False,
     ) -> None:
+        check_ranks(per_rank)
+        self.per_rank = per_rank
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f'on_nonfinite is "raise" or "skip", got {on_nonfinite!r}')
         self.solver = BlockDescentSolver() if solver is None else to_solver(solver)
@@ -143,16 +149,14 @@ class QPSBGD(Optimizer):
 
         A step that raises has moved nothing and can be taken again.
         """
+        check_ranks(self.per_rank)  # the process group may be younger than the optimizer
         loss = evaluate(closure)
         for group in self.param_groups:
             check_settings(group)  # a scheduler may have changed them
         layers = self.layers()
         weights = [layer.weight for layer in layers]
         found, sound = checks([r for layer in layers for r in layer.records], weights)  # the one read back
-        for layer, is_sound in zip(layers, sound, strict=True):
-            if not is_sound:
-                raise FloatingPointError(f"{layer.name}: {_NOT_FINITE}")
-        if self.accept(layers, [check for check, _ in found]):
+        if self.accept(layers, [check for check, _ in found], sound):
             ready = iter(found)
             posed = [self.pose(self._prepared(layer, ready)) for layer in layers]
             seed = derive_seed(self.run["seed"], self.run["step"])
@@ -190,8 +194,19 @@ class QPSBGD(Optimizer):
             if weight.requires_grad
         ]
 
-    def accept(self, layers: list[Layer], found: list[Check]) -> bool:
-        """Whether all records are finite; if not, the step is skipped or an error names the layer."""
+    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
+        """Whether all records are finite; if not, the step is skipped or an error names the layer.
+
+        A latent weight that is not finite is an error in any case.
+
+        Args:
+            layers: The weights that take part in the step.
+            found: The checks of all their records.
+            sound: Whether each weight is finite.
+        """
+        for layer, is_sound in zip(layers, sound, strict=True):
+            if not is_sound:
+                raise FloatingPointError(f"{layer.name}: {_NOT_FINITE}")
         names = [layer.name for layer in layers for _ in layer.records]
         bad = [name for name, check in zip(names, found, strict=True) if not check.finite]
         if bad and self.on_nonfinite == "raise":
@@ -277,7 +292,9 @@ class QPSBGD(Optimizer):
             self.solver.load_state_dict(state_dict["solver"])
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "run")}
+        own = {
+            name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "per_rank", "run")
+        }
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
