@@ -1,16 +1,19 @@
 """The binary convolution: a linear layer over patches."""
 
+from typing import Literal
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spingrad.nn.linear import BinaryLayer
+from spingrad.nn.linear import BinaryLayer, Device, Scale
 
 
 class BinaryConv2d(BinaryLayer):
     """A 2-D convolution whose weights are -1 or +1; every patch is a row of the record.
 
-    Arguments as in :class:`torch.nn.Conv2d`, with ``scale`` as in :class:`BinaryLinear` and no bias. The
-    input is padded with zeros.
+    Arguments as in :class:`torch.nn.Conv2d`, with ``scale`` as in :class:`BinaryLinear`
+    and without a bias by default. The input is padded with zeros.
 
     Example:
         >>> import torch
@@ -18,6 +21,8 @@ class BinaryConv2d(BinaryLayer):
         >>> layer(torch.zeros(2, 3, 28, 28)).shape
         torch.Size([2, 8, 28, 28])
     """
+
+    trailing = 2
 
     def __init__(
         self,
@@ -28,14 +33,20 @@ class BinaryConv2d(BinaryLayer):
         padding: int | tuple[int, int] = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
-        scale: bool = True,
+        bias: bool = False,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scale: Scale = True,
     ) -> None:
         if in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"groups must divide in_channels and out_channels, "
                 f"got groups={groups}, in_channels={in_channels}, out_channels={out_channels}"
             )
-        super().__init__((out_channels, in_channels // groups, *_pair(kernel_size)), scale)
+        shape = out_channels, in_channels // groups, *_pair(kernel_size)
+        super().__init__(shape, bias, device, dtype, scale=scale)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride = _pair(kernel_size), _pair(stride)
         self.padding, self.dilation = _pair(padding), _pair(dilation)
@@ -51,7 +62,7 @@ class BinaryConv2d(BinaryLayer):
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"groups={self.groups}, scale={self.scaled}"
+            f"groups={self.groups}, {self._options()}"
         )
 
 
