@@ -89,7 +89,7 @@ class DistributedQPSBGD(QPSBGD):
         except FloatingPointError as own:
             fine, error = False, own
         flags = self.wire.all_gather(torch.tensor([fine], device=layers[0].weight.device))[:, 0].tolist()
-        if not all(flags) and self.on_nonfinite == "raise":
+        if not all(flags) and (self.on_nonfinite == "raise" or not all(sound)):
             workers = [rank for rank, flag in enumerate(flags) if not flag]
             raise error or FloatingPointError(f"workers {workers}: a layer's input or gradient is not finite")
         return all(flags)
