@@ -171,8 +171,6 @@ def test_wrong_arguments_are_explained():
         BinaryLinear(4, 3, scale=torch.ones(4))
     with pytest.raises(ValueError, match="scale is True, False, a positive number or a tensor, got -1"):
         BinaryLinear(4, 3, scale=-1)
-    with pytest.raises(TypeError, match="an int or a pair of ints, got 'same'"):
-        BinaryConv2d(3, 4, 3, padding="same")
 
 
 def test_arguments_come_in_the_order_of_torch():

@@ -1,7 +1,10 @@
 """Train binary neural networks in PyTorch: every weight is -1 or +1."""
 
 from spingrad.nn import (
+    BinaryConv1d,
     BinaryConv2d,
+    BinaryConv3d,
+    BinaryConvTranspose2d,
     BinaryLayer,
     BinaryLinear,
     Bits,
@@ -20,7 +23,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "QPSBGD",
+    "BinaryConv1d",
     "BinaryConv2d",
+    "BinaryConv3d",
+    "BinaryConvTranspose2d",
     "BinaryLayer",
     "BinaryLinear",
     "BinaryQuadratic",

@@ -18,7 +18,7 @@ class LayerRecord:
 
     Args:
         rows: Inputs, one row per sample, patch or node.
-        grad: Gradient, shape ``(N, m)``, or ``(N, m, height, width)`` for a convolution: units are in
+        grad: Gradient, shape ``(N, m)``, or such as ``(N, m, height, width)`` for a convolution: units are in
             dimension 1, and all other dimensions together count the rows.
     """
 

@@ -163,12 +163,20 @@ class _Folding:
         if isinstance(layer, BinaryLinear):
             self._append(Linear(bits_of_spins(spins), layer.in_features))
         else:
-            if self.shift and any(layer.padding):
+            if layer.sides:
+                raise ValueError(
+                    f"padding={layer.padding!r} with padding_mode={layer.padding_mode!r} cannot be exported: "
+                    "use as many zeros on both sides"
+                )
+            if self.shift and any(layer.border):
                 raise ValueError(
                     "shift is added to the pixels but not to the zeros around the image: use padding=0 in "
                     "the first layer, or shift=0"
                 )
-            geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
+            kernel, stride, border, dilation = map(
+                _pair, (layer.kernel_size, layer.stride, layer.border, layer.dilation)
+            )
+            geometry = kernel, stride, border, dilation, layer.groups
             self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
         self.layer, self.shift, self.gain = layer, 0.0, 1.0
         self.factor = _factor(layer)
