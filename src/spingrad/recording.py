@@ -256,6 +256,11 @@ def stop_recording(weight: Tensor) -> None:
             delattr(weight, mark)
 
 
+def has_gradient_of_its_own(weight: Tensor) -> bool:
+    """Whether ``weight.grad`` comes from something else than a record: the weight of an ordinary layer."""
+    return weight.grad is not None and not isinstance(weight.grad, _Mark)
+
+
 def record_of(weight: Tensor) -> Record | None:
     """The record on a weight, or ``None`` if it does not record."""
     return getattr(weight, "record", None)

@@ -13,7 +13,7 @@ from spingrad.optim import functional
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
-from spingrad.recording import record_of, start_recording
+from spingrad.recording import has_gradient_of_its_own, record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
@@ -184,15 +184,18 @@ class QPSBGD(Optimizer):
 
     def recorded(self) -> list[Layer]:
         """Every weight that trains, with its records, if it has any."""
+        layers = []
         for group in self.param_groups:
             for i, weight in enumerate(group["params"]):
-                _check_dtype(_name(group, i), weight)  # a model can change its dtype at any time
-        return [
-            Layer(_name(group, i), weight, group, record.layers() if (record := record_of(weight)) else [])
-            for group in self.param_groups
-            for i, weight in enumerate(group["params"])
-            if weight.requires_grad
-        ]
+                name = _name(group, i)
+                _check_dtype(name, weight)  # a model can change its dtype at any time
+                if not weight.requires_grad:
+                    continue
+                records = record.layers() if (record := record_of(weight)) else []
+                if not records and has_gradient_of_its_own(weight):
+                    raise RuntimeError(f"{name}: {_NOT_BINARY}")
+                layers.append(Layer(name, weight, group, records))
+        return layers
 
     def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
         """Whether all records are finite; if not, the step is skipped or an error names the layer.
@@ -386,4 +389,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+_NOT_BINARY = (
+    "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
+    "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
+    "real_parameters(model)"
+)
 _NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
