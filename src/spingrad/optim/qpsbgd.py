@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from spingrad.optim import functional
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
-from spingrad.recording import has_gradient_of_its_own, record_of, start_recording
+from spingrad.recording import Record, has_gradient_of_its_own, record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
@@ -153,6 +154,11 @@ class QPSBGD(Optimizer):
         loss = evaluate(closure)
         for group in self.param_groups:
             check_settings(group)  # a scheduler may have changed them
+        with _without_autocast(self.param_groups):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         layers = self.layers()
         weights = [layer.weight for layer in layers]
         found, sound = checks([r for layer in layers for r in layer.records], weights)  # the one read back
@@ -166,10 +172,8 @@ class QPSBGD(Optimizer):
         else:
             self.run["skipped"] += 1
         self.run["step"] += 1
-        for layer in layers:
-            if (record := record_of(layer.weight)) is not None:
-                record.consume()
-        return loss
+        for record in self._records():
+            record.consume()
 
     def layers(self) -> list[Layer]:
         """The weights that take part in the step, with what backward passes have left on them.
@@ -275,10 +279,12 @@ class QPSBGD(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients and the records of all weights."""
         super().zero_grad(set_to_none)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if (record := record_of(weight)) is not None:
-                    record.clear()
+        for record in self._records():
+            record.clear()
+
+    def _records(self) -> list[Record]:
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        return [record for weight in weights if (record := record_of(weight)) is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
@@ -306,6 +312,17 @@ class QPSBGD(Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:  # a copied weight has lost its record
                 start_recording(weight, self.keep_grad)
+
+
+@contextmanager
+def _without_autocast(groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Full precision, also where a trainer calls ``step()`` under autocast."""
+    kinds = {weight.device.type for group in groups for weight in group["params"]}
+    with ExitStack() as stack:
+        for kind in kinds:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:
