@@ -11,6 +11,7 @@ from spingrad.nn import (
     Gain,
     Sign,
     binary_parameters,
+    convert,
     real_parameters,
     sign,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "LayerRecord",
     "Sign",
     "binary_parameters",
+    "convert",
     "real_parameters",
     "record_of",
     "sign",

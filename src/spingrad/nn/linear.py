@@ -71,16 +71,18 @@ class BinaryLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=latent))
         own = nn.Parameter(torch.empty(weight_shape[0], device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own)
-        self._set_scale(scale, weight_shape[0], device, dtype)
+        self._set_scale(scale, weight_shape[0])
+        if isinstance(self.scale, Tensor):
+            self.scale = self.scale.to(device, dtype)
         self.reset_parameters()
 
-    def _set_scale(self, scale: Scale, units: int, device: Device, dtype: torch.dtype) -> None:
+    def _set_scale(self, scale: Scale, units: int) -> None:
         if isinstance(scale, Tensor):
             if scale.shape != (units,) or not (scale.isfinite() & (scale >= 0)).all():
                 raise ValueError(
                     f"a scale per unit has shape ({units},) and is finite and not negative, got {scale}"
                 )
-            self.register_buffer("scale", scale.detach().to(device, dtype, copy=True))
+            self.register_buffer("scale", scale.detach().clone())
             return
         if isinstance(scale, bool):
             scale = self.fan_in**-0.5 if scale else 1.0
@@ -100,23 +102,11 @@ class BinaryLayer(nn.Module):
         return spins_of(self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.inputs(x)
+        x, weight, bias = self.inputs(x), self.weight, self.bias
         # The record is taken before scale and bias: it holds the gradient of x · sign(Ω).
-        product = self.product(x, self._spins(x))
-        out = noted(product, x, self.weight, self.geometry, self.training) * self._per_unit(
-            self.scale, product
-        )
-        return out if self.bias is None else out + self._per_unit(self.bias, product)
-
-    def _spins(self, x: Tensor) -> Tensor:
-        record = record_of(self.weight)
-        if getattr(self.weight, "relaxed", False):
-            spins: Tensor = self.weight
-        elif record is not None and not record.keep_grad:
-            spins = self.binary_weight  # the record takes the place of the weight's gradient
-        else:
-            spins = _StraightThrough.apply(self.weight)  # type: ignore[no-untyped-call]
-        return spins.to(x.dtype) if x.is_floating_point() else spins
+        product = self.product(x, _spins(weight, x))
+        out = noted(product, x, weight, self.geometry, self.training) * self._per_unit(self.scale, product)
+        return out if bias is None else out + self._per_unit(bias, product)
 
     def _per_unit(self, values: float | Tensor, out: Tensor) -> float | Tensor:
         """Numbers of the units in a shape and dtype that the output can be multiplied by."""
@@ -194,6 +184,18 @@ class BinaryLinear(BinaryLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self._options()}"
+
+
+def _spins(weight: Tensor, x: Tensor) -> Tensor:
+    """What the layer multiplies its input with: the signs of the weights, in the dtype of ``x``."""
+    record = record_of(weight)
+    if getattr(weight, "relaxed", False):
+        spins = weight
+    elif record is not None and not record.keep_grad:
+        spins = spins_of(weight.detach())  # the record takes the place of the weight's gradient
+    else:
+        spins = _StraightThrough.apply(weight)  # type: ignore[no-untyped-call]
+    return spins if spins.dtype == x.dtype or not x.is_floating_point() else spins.to(x.dtype)
 
 
 def _is_low(dtype: torch.dtype) -> bool:
