@@ -52,7 +52,23 @@ def convolutional_with_norm():
     )  # fmt: skip
 
 
-SIGN_NETWORKS = [mlp, mlp_with_norm, convolutional, convolutional_with_norm]
+def with_biases():
+    """Biases before a sign, BatchNorm and pooling; scales per unit; a bias of the last layer."""
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        BinaryConv2d(1, 8, 3, stride=2, bias=True, scale=torch.rand(8) + 0.01), nn.MaxPool2d(2), Sign(),
+        BinaryConv2d(8, 12, 3, bias=True), batch_norm(12, nn.BatchNorm2d), Sign(),
+        nn.Flatten(), BinaryLinear(12 * 16, 70, bias=True), Sign(),
+        BinaryLinear(70, 10, bias=True, scale=torch.rand(10) + 0.5),
+    )  # fmt: skip
+    for layer in model:
+        if isinstance(layer, BinaryConv2d | BinaryLinear):
+            nn.init.normal_(layer.bias)
+    model[1].bias.data *= 255
+    return model
+
+
+SIGN_NETWORKS = [mlp, mlp_with_norm, convolutional, convolutional_with_norm, with_biases]
 
 
 def made(network, seed=0):
@@ -268,3 +284,25 @@ def test_stages_of_a_sign_network_without_batch_norm_hold_nothing_but_bits():
     assert [type(stage) for stage in packed.stages] == [Linear, Threshold, Linear, Threshold, Linear]
     assert all(s.thresholds is None for s in packed.stages if isinstance(s, Threshold))
     assert not any(isinstance(stage, Rescale) for stage in packed.stages)
+
+
+def test_biases_and_scales_per_unit_before_a_hardtanh_are_those_of_torch():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        BinaryLinear(784, 40, bias=True, scale=torch.rand(40) / 10), Gain(), nn.Hardtanh(),
+        BinaryLinear(40, 10, bias=True), Gain(3),
+    )  # fmt: skip
+    nn.init.normal_(model[0].bias)
+    nn.init.normal_(model[3].bias)
+    x = images(300)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x) / 255).numpy()
+    found = pack(model).scores(x).astype(float)
+    found *= np.abs(expected).max() / np.abs(found).max()  # scores are integers in a unit of their own
+    np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_a_unit_whose_scale_is_zero_is_refused():
+    model = nn.Sequential(BinaryLinear(4, 2, scale=torch.tensor([1.0, 0.0])), Sign(), BinaryLinear(2, 2))
+    with pytest.raises(ValueError, match="a scale per unit must be positive"):
+        pack(model)

@@ -1,13 +1,17 @@
 """Train binary neural networks in PyTorch: every weight is -1 or +1."""
 
 from spingrad.nn import (
+    BinaryConv1d,
     BinaryConv2d,
+    BinaryConv3d,
+    BinaryConvTranspose2d,
     BinaryLayer,
     BinaryLinear,
     Bits,
     Gain,
     Sign,
     binary_parameters,
+    convert,
     real_parameters,
     sign,
 )
@@ -20,7 +24,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "QPSBGD",
+    "BinaryConv1d",
     "BinaryConv2d",
+    "BinaryConv3d",
+    "BinaryConvTranspose2d",
     "BinaryLayer",
     "BinaryLinear",
     "BinaryQuadratic",
@@ -29,6 +36,7 @@ __all__ = [
     "LayerRecord",
     "Sign",
     "binary_parameters",
+    "convert",
     "real_parameters",
     "record_of",
     "sign",

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -10,9 +10,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 SAMPLE = 128  # rows in a sketch
 
 
@@ -40,8 +43,12 @@ class Rows(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """The same rows, with a function applied to every entry."""
+
     def to(self, dtype: torch.dtype) -> "Rows":
         """The same rows in another dtype."""
+        return self.map(lambda data: data.to(dtype))
 
     @abstractmethod
     def peak(self) -> Tensor:
@@ -153,8 +160,8 @@ class DenseRows(Rows):
     def device(self) -> torch.device:
         return self.matrix.device
 
-    def to(self, dtype: torch.dtype) -> "DenseRows":
-        return DenseRows(self.matrix.to(dtype))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "DenseRows":
+        return DenseRows(function(self.matrix))
 
     def peak(self) -> Tensor:
         return peak_of(self.matrix)
@@ -212,13 +219,15 @@ class Patches(Rows):
     """The patches of images, one row per patch, one column per channel and place in the patch.
 
     Args:
-        images: Batches of images, shape ``(N, C, H, W)`` each. Accumulated batches may differ in size.
-        kernel_size: As in :class:`torch.nn.Conv2d`, like the three arguments that follow.
+        images: Batches of images of one, two or three dimensions, such as ``(N, C, H, W)``. Accumulated
+            batches may differ in size.
+        kernel_size: As in :class:`torch.nn.Conv2d`, one number per dimension, like the three arguments that
+            follow.
         index: The patches that are kept, in rising order; ``None`` keeps all.
         divisor: What every entry is divided by, when it is used.
 
     Example:
-        >>> Patches([torch.arange(9.0).view(1, 1, 3, 3)], (2, 2)).dense()
+        >>> Patches([torch.arange(9.0).view(1, 1, 3, 3)], (2, 2), (1, 1), (0, 0), (1, 1)).dense()
         tensor([[0., 1., 3., 4.],
                 [1., 2., 4., 5.],
                 [3., 4., 6., 7.],
@@ -228,10 +237,10 @@ class Patches(Rows):
     drop_below: ClassVar[float] = 0.9  # dropping only a few patches costs more time than it saves
 
     images: Sequence[Tensor]
-    kernel_size: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
     index: Tensor | None = None
     divisor: Tensor | None = None
 
@@ -248,8 +257,8 @@ class Patches(Rows):
     def device(self) -> torch.device:
         return self.images[0].device
 
-    def to(self, dtype: torch.dtype) -> "Patches":
-        return replace(self, images=[images.to(dtype) for images in self.images])
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Patches":
+        return replace(self, images=[function(images) for images in self.images])
 
     def peak(self) -> Tensor:
         return torch.stack([peak_of(images) for images in self.images]).max()
@@ -258,7 +267,8 @@ class Patches(Rows):
         together = (0, 1) if self.index is None else 1  # patches that need not be told from each other
         maps = [images.square().sum(together, keepdim=True) for images in self.images]
         ones = maps[0].new_ones(1, 1, *self.kernel_size)
-        rows = torch.cat([F.conv2d(map_, ones, None, *self._geometry).flatten() for map_ in maps])
+        convolve = CONVOLUTIONS[len(self.kernel_size)]
+        rows = torch.cat([convolve(map_, ones, None, *self._geometry).flatten() for map_ in maps])
         return self._divided((rows if self.index is None else rows[self.index]).sum().sqrt())
 
     def __truediv__(self, divisor: Tensor) -> "Patches":
@@ -278,8 +288,9 @@ class Patches(Rows):
         # The weight gradient of a convolution, for which nothing is unfolded.
         shape = grad.shape[1], self.images[0].shape[1], *self.kernel_size
         product = grad.new_zeros(shape)
+        weight_gradient = WEIGHT_GRADIENTS[len(self.kernel_size)]
         for images, part in zip(self.images, self._image_grads(grad), strict=True):
-            product += conv2d_weight(images, shape, part, *self._geometry)
+            product += weight_gradient(images, shape, part, *self._geometry)
         product = self._divided(product)
         new = product.flatten(1) if factor is None else product.flatten(1) * factor[:, None]
         return new if past is None else new.lerp_(past, 1 - weight)
@@ -342,7 +353,7 @@ class Patches(Rows):
         return math.sqrt(max(1.0, r / n))
 
     def _image_grads(self, grad: Tensor) -> Sequence[Tensor]:  # (N, m, h, w) each
-        if grad.ndim == 4:
+        if len(self.images) == 1:
             return [grad]
         counts = [math.prod(size) for size in self._sizes()]  # batches of different sizes: (1, m, r)
         parts = grad[0].split(counts, dim=1)
@@ -363,56 +374,59 @@ class Patches(Rows):
         return padded.take(_places(rows, padded.shape, size, self.kernel_size, self.stride, self.dilation))
 
     @property
-    def _geometry(self) -> tuple[Pair, Pair, Pair]:
+    def _geometry(self) -> tuple[Sizes, Sizes, Sizes]:
         return self.stride, self.padding, self.dilation
 
-    def _sizes(self) -> list[tuple[int, int, int]]:
-        """Images, and patches down and across, of every batch."""
+    def _sizes(self) -> list[Sizes]:
+        """Images, and patches along each dimension, of every batch."""
         return [(len(images), *self._output_size(images)) for images in self.images]
 
-    def _output_size(self, images: Tensor) -> Pair:
-        height, width = (
+    def _output_size(self, images: Tensor) -> Sizes:
+        return tuple(
             (size + 2 * p - d * (k - 1) - 1) // s + 1
             for size, p, d, k, s in zip(
                 images.shape[2:], self.padding, self.dilation, self.kernel_size, self.stride, strict=True
             )
         )
-        return height, width
 
-    def _unfold(self, images: Tensor) -> Tensor:  # (C · kh · kw, N · h · w)
+    def _unfold(self, images: Tensor) -> Tensor:  # (C · kernel size, N · output size)
         """As :func:`torch.nn.functional.unfold`, the patches of all images side by side in one matrix."""
-        (kh, kw), (sh, sw), (dh, dw) = self.kernel_size, self.stride, self.dilation
-        windows = self._padded(images).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
-        return windows[..., ::dh, ::dw].permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
+        dims = len(self.kernel_size)
+        windows = self._padded(images)
+        for i, (k, s, d) in enumerate(zip(self.kernel_size, self.stride, self.dilation, strict=True)):
+            windows = windows.unfold(2 + i, d * (k - 1) + 1, s)[..., ::d]
+        inner, outer = range(2 + dims, 2 + 2 * dims), range(2, 2 + dims)
+        return windows.permute(1, *inner, 0, *outer).flatten(1 + dims).flatten(0, dims)
 
     def _padded(self, images: Tensor) -> Tensor:
-        height, width = self.padding
-        return self._divided(F.pad(images, (width, width, height, height)))
+        return self._divided(F.pad(images, [p for p in reversed(self.padding) for _ in range(2)]))
 
     def _divided(self, tensor: Tensor) -> Tensor:
         return tensor if self.divisor is None else tensor / self.divisor
 
 
 def _places(
-    rows: Tensor, padded: torch.Size, size: Pair, kernel_size: Pair, stride: Pair, dilation: Pair
+    rows: Tensor, padded: torch.Size, size: Sizes, kernel_size: Sizes, stride: Sizes, dilation: Sizes
 ) -> Tensor:  # (count, n)
     """Where the entries of patches are in padded images that are laid out as one vector."""
-    count, channels, height, width = padded
-    n, y, x = torch.unravel_index(rows, (count, *size))
-    corners = (n * channels * height + y * stride[0]) * width + x * stride[1]
-    c, i, j = (torch.arange(k, device=rows.device) for k in (channels, *kernel_size))
-    inner = (c[:, None, None] * height + i[:, None] * dilation[0]) * width + j * dilation[1]
+    count, channels, *lengths = padded
+    images, *corner = torch.unravel_index(rows, (count, *size))
+    corners = images * channels
+    inner = torch.arange(channels, device=rows.device)
+    for length, at, k, s, d in zip(lengths, corner, kernel_size, stride, dilation, strict=True):
+        corners = corners * length + at * s
+        inner = inner[..., None] * length + torch.arange(k, device=rows.device) * d
     return corners[:, None] + inner.flatten()
 
 
 @lru_cache(256)
 def _sampled_places(
     padded: torch.Size,
-    size: Pair,
-    kernel_size: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
+    size: Sizes,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     count: int,
     device: torch.device,
 ) -> Tensor:
@@ -433,13 +447,43 @@ def to_rows(x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> list[tuple[Ro
     """A layer's input and output gradient as rows, one pair per group of channels.
 
     Args:
-        x: Input, shape ``(..., n)``, or ``(N, C, H, W)`` of a convolution.
+        x: Input, shape ``(..., n)``; of a convolution ``(N, C, H, W)`` or ``(C, H, W)``, or with one or three
+            dimensions in the place of height and width.
         grad: Gradient of the loss by the layer's output.
-        geometry: Empty for a matrix product. For a convolution: groups, then two numbers each for kernel
-            size, stride, padding and dilation.
+        geometry: Empty for a matrix product. For a convolution: the number of dimensions, the number of
+            groups, then one number per dimension each for kernel size, stride, padding and dilation. For a
+            transposed convolution, output padding follows.
     """
     if not geometry:
         return [(DenseRows(x.reshape(-1, x.shape[-1])), grad.reshape(-1, grad.shape[-1]))]
-    groups, kh, kw, sh, sw, ph, pw, dh, dw = geometry
+    dims, groups, *sizes = geometry
+    if x.ndim != dims + 2:  # a single image, or batches of batches under vmap
+        x, grad = (t.reshape(-1, *t.shape[-dims - 1 :]) for t in (x, grad))
+    kernel, stride, padding, dilation, *more = (
+        tuple(sizes[i : i + dims]) for i in range(0, len(sizes), dims)
+    )
+    if more:
+        x = _spread(x, kernel, stride, padding, dilation, *more)
+        grad = grad.flip([*range(2, dims + 2)])
+        stride, padding = (1,) * dims, (0,) * dims
     parts = zip(x.chunk(groups, 1), grad.chunk(groups, 1), strict=True)
-    return [(Patches([images], (kh, kw), (sh, sw), (ph, pw), (dh, dw)), out) for images, out in parts]
+    return [(Patches([images], kernel, stride, padding, dilation), out) for images, out in parts]
+
+
+def _spread(
+    x: Tensor, kernel_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, output_padding: Sizes
+) -> Tensor:
+    """The images whose convolution is a transposed convolution of ``x``.
+
+    They have zeros between the pixels of ``x`` and around them. A transposed convolution takes its kernel the
+    other way round; here the images are reversed instead, and with them the order of the patches.
+    """
+    places = tuple(slice(None, None, s) for s in stride)
+    lengths = [(size - 1) * s + 1 for size, s in zip(x.shape[2:], stride, strict=True)]
+    spread = x.new_zeros(*x.shape[:2], *lengths)
+    spread[:, :, *places] = x
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel_size, padding, strict=True)]
+    after = [b + extra for b, extra in zip(before, output_padding, strict=True)]
+    pairs = zip(reversed(before), reversed(after), strict=True)
+    padded = F.pad(spread, [side for pair in pairs for side in pair])  # a negative side is cut off
+    return padded.flip([*range(2, x.ndim)])

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,13 @@ from spingrad.distributed.handshake import (
 from spingrad.distributed.vote import Vote
 from spingrad.distributed.wire import Wire
 from spingrad.nn import binary_parameters
-from spingrad.optim.qpsbgd import QPSBGD, Layer, Params
+from spingrad.optim.qpsbgd import QPSBGD, Layer, Params, missing
 from spingrad.record import Check, checks
 from spingrad.solvers import BlockDescentSolver, Solver
+from spingrad.solvers.dimod import to_solver
+
+if TYPE_CHECKING:
+    from dimod.core.sampler import Sampler
 
 Sizes = list[list[int]]
 """For every layer, the number of its samples and a number for their form."""
@@ -72,7 +76,7 @@ class DistributedQPSBGD(QPSBGD):
         *,
         reduction: Literal["gather", "vote"] = "gather",
         group: dist.ProcessGroup | Wire | None = None,
-        solver: Solver | None = None,
+        solver: "Solver | Sampler | None" = None,
         check_every: int = 100,
         **settings: Any,
     ) -> None:
@@ -85,7 +89,7 @@ class DistributedQPSBGD(QPSBGD):
                 raise ValueError(f'reduction is "gather" or "vote", got {reduction!r}')
             if check_every < 0:
                 raise ValueError(f"check_every is at least 0, got {check_every}")
-            inner = BlockDescentSolver() if solver is None else solver
+            inner = BlockDescentSolver() if solver is None else to_solver(solver)
             self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
             super().__init__(params, lr, solver=self.reduction, per_rank=True, **settings)
         except Exception as error:  # the other ranks wait for the comparison
@@ -135,6 +139,8 @@ class DistributedQPSBGD(QPSBGD):
         sizes = self._exchange("step()", error, own_sizes, error is None and self._check_is_due())
         self._loaded = False
         used = [i for i in range(len(layers)) if any(rank[i][0] >= 0 for rank in sizes)]
+        if not used:
+            raise RuntimeError(missing(layers))
         layers = [layers[i] for i in used]
         sizes = [[rank[i] for i in used] for rank in sizes]
         self._check_sizes(layers, sizes)
@@ -142,25 +148,27 @@ class DistributedQPSBGD(QPSBGD):
         records = self.reduction.join([layer.records for layer in layers], counts)
         return [layer._replace(records=own) for layer, own in zip(layers, records, strict=True)]
 
-    def accept(self, layers: list[Layer], found: list[Check]) -> bool:
+    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
         """Whether the records of all workers are finite: what one worker cannot use, no worker takes."""
-        error = None
+        fine, error = False, None
         try:
-            fine = super().accept(layers, found)
+            fine = super().accept(layers, found, sound)
         except FloatingPointError as own:
-            fine, error = False, own
-        flags = self.wire.all_gather(torch.tensor([fine], device=self._device))[:, 0].tolist()
-        if not all(flags) and self.on_nonfinite == "raise":
+            error = own
+        state = torch.tensor([fine, error is not None], device=self._device)
+        all_fine, failed = self.wire.all_gather(state).T.tolist()
+        if any(failed):
             raise FloatingPointError(self._not_finite() or str(error))
-        return all(flags)
+        return all(all_fine)
 
     def _not_finite(self) -> str:
-        """Whose data is not finite: the records of the step may be those of all ranks, joined."""
+        """Whose values are not finite: the records of the step may be those of all ranks, joined."""
         layers = [layer for layer in self.recorded() if layer.records]
-        found = checks([record for layer in layers for record in layer.records])
+        records = [record for layer in layers for record in layer.records]
+        found, sound = checks(records, [layer.weight for layer in layers])
         own = ""
         try:
-            super().accept(layers, [check for check, _ in found])
+            super().accept(layers, [check for check, _ in found], sound)
         except FloatingPointError as error:
             own = str(error)
         told = texts(self.wire, own, self._device)
@@ -191,16 +199,11 @@ class DistributedQPSBGD(QPSBGD):
 
     def _check_sizes(self, layers: list[Layer], sizes: list[Sizes]) -> None:
         """The same error on all workers, or the others would wait for the one that has it."""
-        if not layers:
-            raise RuntimeError(
-                "no backward pass has left a record on any rank. Expected: the weights of binary layers "
-                "(binary_parameters(model)) in training mode, and loss.backward() before step() on all ranks"
-            )
         for i, layer in enumerate(layers):
             seen = [rank[i] for rank in sizes]
-            if missing := [rank for rank, (count, _) in enumerate(seen) if count < 0]:
+            if without := [rank for rank, (count, _) in enumerate(seen) if count < 0]:
                 raise RuntimeError(
-                    f"{layer.name}: no backward pass has left a record on {named(missing)}. Expected: "
+                    f"{layer.name}: no backward pass has left a record on {named(without)}. Expected: "
                     "the same backward passes on all ranks; a rank without data makes one with no rows"
                 )
             if differ([form for _, form in seen]):

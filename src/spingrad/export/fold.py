@@ -1,8 +1,9 @@
-"""Converts a trained torch network to stages of bits and integers; BatchNorm is folded into thresholds.
+"""Converts a trained torch network to stages of bits and integers; biases and BatchNorm become thresholds.
 
-BatchNorm followed by a sign compares an integer with a constant. Over the finitely many integers that a unit
-can reach, torch's result is monotonic, so bisection with torch's own float32 arithmetic finds where the sign
-changes. The threshold then agrees with torch on every one of these integers, rounding included.
+A bias or BatchNorm followed by a sign compares an integer with a constant. Over the finitely many integers
+that a unit can reach, torch's result is monotonic, so bisection with torch's own float32 arithmetic finds
+where the sign changes. The threshold then agrees with torch on every one of these integers, rounding
+included.
 """
 
 import math
@@ -103,8 +104,10 @@ class _Folding:
         self.scale, self.shift = scale, shift
         self.stages: list[Stage] = []
         self.layer: BinaryLayer | None = None  # the last layer, until its activation comes
-        self.factor = 1.0  # on the layer's sums, before BatchNorm
+        self.factor: float | Array = 1.0  # on the layer's sums: the layer's scale, one number or one per unit
         self.constant: Array = np.zeros(1)  # part of each unit's sum in torch that comes from ``shift``
+        self.bias: Array = np.zeros(1)  # added after the factor
+        self.gain = 1.0  # on the layer's output; a sign does not depend on it
         self.norm: Norm | None = None  # of the layer
         self.postponed: list[Pool] = []  # max pooling after BatchNorm is moved behind the activation
 
@@ -118,7 +121,7 @@ class _Folding:
             raise ValueError("a network must end in a binary layer, optionally followed by BatchNorm or Gain")
         if self.postponed:
             raise ValueError("pooling after the last BatchNorm cannot be exported")
-        if self.norm is not None or self.constant.any():
+        if self.norm is not None or self.constant.any() or self.bias.any() or np.ndim(self.factor):
             self._rescale(None)
         return tuple(self.stages)
 
@@ -160,19 +163,32 @@ class _Folding:
         if isinstance(layer, BinaryLinear):
             self._append(Linear(bits_of_spins(spins), layer.in_features))
         else:
-            if self.shift and any(layer.padding):
+            if layer.sides:
+                raise ValueError(
+                    f"padding={layer.padding!r} with padding_mode={layer.padding_mode!r} cannot be exported: "
+                    "use as many zeros on both sides"
+                )
+            if self.shift and any(layer.border):
                 raise ValueError(
                     "shift is added to the pixels but not to the zeros around the image: use padding=0 in "
                     "the first layer, or shift=0"
                 )
-            geometry = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
+            kernel, stride, border, dilation = map(
+                _pair, (layer.kernel_size, layer.stride, layer.border, layer.dilation)
+            )
+            geometry = kernel, stride, border, dilation, layer.groups
             self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
-        self.layer, self.shift, self.factor = layer, 0.0, layer.scale
+        self.layer, self.shift, self.gain = layer, 0.0, 1.0
+        self.factor = _factor(layer)
+        if layer.bias is not None:
+            if not layer.bias.isfinite().all():
+                raise ValueError("some of its biases are not finite")
+            self.bias = layer.bias.detach().cpu().double().numpy()
 
     def _batch_norm(self, norm: Norm) -> None:
         if self.layer is None or self.norm is not None:
             raise ValueError("BatchNorm must follow a binary layer, and only once")
-        if self.factor != self.layer.scale:
+        if self.gain != 1:
             raise ValueError("a layer may be followed by BatchNorm or Gain, not both")
         if norm.running_mean is None or norm.running_var is None:
             raise ValueError("needs a running mean and variance (track_running_stats=True)")
@@ -186,7 +202,7 @@ class _Folding:
         factor = float(gain.factor)
         if not 0 < factor < math.inf:
             raise ValueError(f"has a factor of {factor}: run the network in training mode on a batch first")
-        self.factor *= factor
+        self.gain *= factor
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d) -> None:
         size, stride = _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size)
@@ -208,7 +224,7 @@ class _Folding:
 
     def _sign(self) -> None:
         self._need_sums()
-        if self.norm is not None:
+        if self.norm is not None or self.bias.any():
             self._append(self._folded_sign())
         elif self.constant.any():
             # scale * sum + constant >= 0, solved for the sum in exact fractions
@@ -238,21 +254,23 @@ class _Folding:
 
     def _torch_signs(self, sums: Array) -> Array:
         """For which of these sums, one per unit, torch computes +1."""
-        assert self.norm is not None
-        return (self._torch_norm(sums) >= 0).numpy()
+        return (self._torch_values(sums) >= 0).numpy()
 
-    def _torch_norm(self, sums: Array) -> Tensor:
-        """BatchNorm as torch computes it for these sums, one per unit."""
-        assert self.norm is not None
-        x = torch.from_numpy(self.scale * sums + self.constant).float() * self.factor
+    def _torch_values(self, sums: Array) -> Tensor:
+        """What torch computes for these sums, one per unit: scale, bias and BatchNorm."""
+        x = torch.from_numpy(self.scale * sums + self.constant).float()
+        x = x * (self.factor if isinstance(self.factor, float) else torch.from_numpy(self.factor).float())
+        x = x + torch.from_numpy(self.bias).float()
+        if self.norm is None:
+            return x
         mean, variance, weight, bias = _norm_tensors(self.norm)
         return nn.functional.batch_norm(x[None], mean, variance, weight, bias, eps=self.norm.eps)[0]
 
     def _rescale(self, next_fan_in: int | None) -> None:
         """Hardtanh in fixed point, or the scores after the last BatchNorm if no layer follows (``None``)."""
         self._need_sums()
-        slope = np.full(self.flow.shape[0], self.scale * self.factor)
-        offset = np.broadcast_to(self.constant * self.factor, slope.shape)
+        slope = np.full(self.flow.shape[0], self.scale * self.factor * self.gain)
+        offset = np.broadcast_to((self.constant * self.factor + self.bias) * self.gain, slope.shape)
         if self.norm is not None:
             mean, variance, weight, bias = (t.double().numpy() for t in _norm_tensors(self.norm))
             gain = weight / np.sqrt(variance + self.norm.eps)
@@ -278,7 +296,16 @@ class _Folding:
         for pool in self.postponed:
             self._append(pool)
         self.layer, self.norm, self.postponed = None, None, []
-        self.scale, self.constant = scale, np.zeros(1)
+        self.scale, self.constant, self.bias = scale, np.zeros(1), np.zeros(1)
+
+
+def _factor(layer: BinaryLayer) -> float | Array:
+    """What a layer's sums are multiplied by, one number or one per unit."""
+    if isinstance(layer.scale, float):
+        return layer.scale
+    if not (layer.scale > 0).all():
+        raise ValueError("a scale per unit must be positive to be exported, one of its units has zero")
+    return layer.scale.cpu().double().numpy()
 
 
 def _norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:

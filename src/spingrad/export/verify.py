@@ -67,7 +67,7 @@ def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
         assert isinstance(layer, BinaryLayer)
-        sums = layer.product(inputs[0], layer.binary_weight)
+        sums = layer.product(layer.inputs(inputs[0]), layer.binary_weight)
         found.append((sums / scale if layer is layers[0] else sums).cpu().numpy())
 
     hooks = [layer.register_forward_hook(keep) for layer in layers]
