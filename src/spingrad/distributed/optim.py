@@ -111,14 +111,24 @@ class DistributedQPSBGD(QPSBGD):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of weights, on all ranks together; those of the first rank are copied to the others."""
         if not self._agreed:  # the constructor is at work, which compares all groups together
-            return super().add_param_group(param_group)
+            return self._add(param_group)
         error = None
         try:
-            super().add_param_group(param_group)
+            self._add(param_group)
         except Exception as own:
             error = own
         self._exchange("add_param_group()", error, sizes=[], check_weights=False)
         self._take_in(self.param_groups[-1]["params"])
+
+    def _add(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for name, weight in zip(self._names(), self._weights(), strict=True):
+            if hasattr(weight, "device_mesh"):  # a DTensor; its class takes long to import
+                raise TypeError(
+                    f"{name} is sharded over the ranks (a DTensor, as fully_shard makes them), but each rank "
+                    "needs whole binary weights. Leave them out (torch 2.7 or newer): fully_shard(model, "
+                    "ignored_params={weight for _, weight in binary_parameters(model)})"
+                )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state; the next step compares the weights and settings of all ranks."""
