@@ -1,6 +1,8 @@
 """QP-SBGD on many workers: one model each, and a step that all of them take together."""
 
-from typing import Any, Literal
+import re
+import zlib
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -8,12 +10,35 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spingrad.distributed.gather import Gather
+from spingrad.distributed.handshake import (
+    Facts,
+    compare,
+    differ,
+    digest,
+    explain,
+    failure,
+    fingerprints,
+    named,
+    texts,
+    version,
+)
 from spingrad.distributed.vote import Vote
 from spingrad.distributed.wire import Wire
 from spingrad.nn import binary_parameters
-from spingrad.optim.qpsbgd import QPSBGD, Layer, Params
-from spingrad.record import Check
+from spingrad.optim.qpsbgd import QPSBGD, Layer, Params, missing
+from spingrad.record import Check, checks
 from spingrad.solvers import BlockDescentSolver, Solver
+from spingrad.solvers.dimod import to_solver
+
+if TYPE_CHECKING:
+    from dimod.core.sampler import Sampler
+
+Sizes = list[list[int]]
+"""For every layer, the number of its samples and a number for their form."""
+
+MADE = "all ranks have to make DistributedQPSBGD with the same model and settings"
+UNLIKE = "all ranks have to take the same step with the same model and settings"
+DRIFTED = "at step {} the weights are not the same on all ranks; something changed them on some ranks only"
 
 
 class DistributedQPSBGD(QPSBGD):
@@ -34,6 +59,8 @@ class DistributedQPSBGD(QPSBGD):
         reduction: ``"gather"`` or ``"vote"``.
         group: The process group; ``None`` is all workers.
         solver: Solves each worker's share. Default: ``BlockDescentSolver()``.
+        check_every: How often the weights of all ranks are compared, in steps; 0 for never. The settings are
+            compared when the optimizer is made and in every step.
         **settings: Those of :class:`~spingrad.QPSBGD`, the same on all workers.
 
     Example:
@@ -49,18 +76,27 @@ class DistributedQPSBGD(QPSBGD):
         *,
         reduction: Literal["gather", "vote"] = "gather",
         group: dist.ProcessGroup | Wire | None = None,
-        solver: Solver | None = None,
+        solver: "Solver | Sampler | None" = None,
+        check_every: int = 100,
         **settings: Any,
     ) -> None:
-        if reduction not in ("gather", "vote"):
-            raise ValueError(f'reduction is "gather" or "vote", got {reduction!r}')
         self.wire = group if isinstance(group, Wire) else Wire(group)
-        inner = BlockDescentSolver() if solver is None else solver
-        self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
-        super().__init__(params, lr, solver=self.reduction, per_rank=True, **settings)
-        for param_group in self.param_groups:
-            for weight in param_group["params"]:
-                self.wire.broadcast_(weight.detach())
+        self.check_every = check_every
+        self._agreed = 0  # number of weights that all ranks are known to have
+        self._loaded = False
+        try:
+            if reduction not in ("gather", "vote"):
+                raise ValueError(f'reduction is "gather" or "vote", got {reduction!r}')
+            if check_every < 0:
+                raise ValueError(f"check_every is at least 0, got {check_every}")
+            inner = BlockDescentSolver() if solver is None else to_solver(solver)
+            self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
+            super().__init__(params, lr, solver=self.reduction, per_rank=True, **settings)
+        except Exception as error:  # the other ranks wait for the comparison
+            compare(self.wire, failure(error), torch.device("cpu"), MADE)
+            raise
+        compare(self.wire, self._made_with(reduction) | self._in_force(), self._device, MADE)
+        self._take_in(self._weights())
 
     @property
     def votes(self) -> bool:
@@ -72,41 +108,156 @@ class DistributedQPSBGD(QPSBGD):
         """Workers whose votes look inverted or random (:mod:`spingrad.distributed.agreement`)."""
         return self.reduction.agreement.suspects() if isinstance(self.reduction, Vote) else []
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of weights, on all ranks together; those of the first rank are copied to the others."""
+        if not self._agreed:  # the constructor is at work, which compares all groups together
+            return super().add_param_group(param_group)
+        error = None
+        try:
+            super().add_param_group(param_group)
+        except Exception as own:
+            error = own
+        self._exchange("add_param_group()", error, sizes=[], check_weights=False)
+        self._take_in(self.param_groups[-1]["params"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state; the next step compares the weights and settings of all ranks."""
+        super().load_state_dict(state_dict)
+        self._loaded = True
+
     def layers(self) -> list[Layer]:
-        """The weights that take part, with the records that this worker poses its problems from."""
-        layers = self.recorded()
-        sizes = self.wire.all_gather(_sizes(layers)).tolist()
+        """The weights that take part, with the records that this worker poses its problems from.
+
+        A layer that no rank has used is left out; one that only some ranks have used is an error.
+        """
+        layers, error = [], None
+        try:
+            layers = self.recorded()
+        except Exception as own:
+            error = own
+        own_sizes = [_size(layer) for layer in layers]
+        sizes = self._exchange("step()", error, own_sizes, error is None and self._check_is_due())
+        self._loaded = False
+        used = [i for i in range(len(layers)) if any(rank[i][0] >= 0 for rank in sizes)]
+        if not used:
+            raise RuntimeError(missing(layers))
+        layers = [layers[i] for i in used]
+        sizes = [[rank[i] for i in used] for rank in sizes]
         self._check_sizes(layers, sizes)
-        counts = [[count for count, _ in worker] for worker in sizes]
+        counts = [[count for count, _ in rank] for rank in sizes]
         records = self.reduction.join([layer.records for layer in layers], counts)
         return [layer._replace(records=own) for layer, own in zip(layers, records, strict=True)]
 
     def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
         """Whether the records of all workers are finite: what one worker cannot use, no worker takes."""
-        error = None
+        fine, error = False, None
         try:
             fine = super().accept(layers, found, sound)
         except FloatingPointError as own:
-            fine, error = False, own
-        flags = self.wire.all_gather(torch.tensor([fine], device=layers[0].weight.device))[:, 0].tolist()
-        if not all(flags) and (self.on_nonfinite == "raise" or not all(sound)):
-            workers = [rank for rank, flag in enumerate(flags) if not flag]
-            raise error or FloatingPointError(f"workers {workers}: a layer's input or gradient is not finite")
-        return all(flags)
+            error = own
+        state = torch.tensor([fine, error is not None], device=self._device)
+        all_fine, failed = self.wire.all_gather(state).T.tolist()
+        if any(failed):
+            raise FloatingPointError(self._not_finite() or str(error))
+        return all(all_fine)
 
-    def _check_sizes(self, layers: list[Layer], sizes: list[list[list[int]]]) -> None:
+    def _not_finite(self) -> str:
+        """Whose values are not finite: the records of the step may be those of all ranks, joined."""
+        layers = [layer for layer in self.recorded() if layer.records]
+        records = [record for layer in layers for record in layer.records]
+        found, sound = checks(records, [layer.weight for layer in layers])
+        own = ""
+        try:
+            super().accept(layers, [check for check, _ in found], sound)
+        except FloatingPointError as error:
+            own = str(error)
+        told = texts(self.wire, own, self._device)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text)
+
+    def _exchange(self, call: str, error: Exception | None, sizes: Sizes, check_weights: bool) -> list[Sizes]:
+        """Compare what is in force on all ranks; the sizes of every rank's records.
+
+        The message is as long as all ranks know it to be, whatever has happened to one of them since. It
+        holds a digest of the settings, one of the weights (zeros unless it is due), and the sizes.
+        """
+        facts = {"call": call} | (self._in_force() if error is None else failure(error))
+        rows = [digest(facts), [0, 0], *sizes, *[[0, 0]] * self._agreed][: self._agreed + 2]
+        message = torch.tensor(rows, dtype=torch.int32, device=self._device)
+        if check_weights:
+            prints = fingerprints(self._weights())
+            message[1] = fingerprints([prints]).view(torch.int32)
+        told = self.wire.all_gather(message).tolist()
+        if differ([rank[0] for rank in told]):
+            explain(self.wire, facts, self._device, UNLIKE)
+        if error is not None:
+            raise error
+        if all(any(rank[1]) for rank in told) and differ([rank[1] for rank in told]):
+            values = zip(self._names(), prints.tolist(), strict=True)
+            own = {f"digest of {name}": f"{value % 2**64:016x}" for name, value in values}
+            explain(self.wire, own, self._device, DRIFTED.format(self.run["step"]))
+        return [rank[2 : 2 + len(sizes)] for rank in told]
+
+    def _check_sizes(self, layers: list[Layer], sizes: list[Sizes]) -> None:
         """The same error on all workers, or the others would wait for the one that has it."""
         for i, layer in enumerate(layers):
-            seen = [worker[i] for worker in sizes]
-            if missing := [rank for rank, (count, _) in enumerate(seen) if count < 0]:
+            seen = [rank[i] for rank in sizes]
+            if without := [rank for rank, (count, _) in enumerate(seen) if count < 0]:
                 raise RuntimeError(
-                    f"{layer.name}: no backward pass has left a record on workers {missing}. Expected: the "
-                    "same backward passes on all workers; one that has run out of data makes its with no rows"
+                    f"{layer.name}: no backward pass has left a record on {named(without)}. Expected: "
+                    "the same backward passes on all ranks; a rank without data makes one with no rows"
                 )
-            if len({size for _, size in seen}) > 1:
-                raise RuntimeError(f"{layer.name}: inputs of workers differ in shape: {seen}")
+            if differ([form for _, form in seen]):
+                facts = {f"a record of {layer.name}": _form(layer)}
+                explain(self.wire, facts, self._device, "the inputs of the ranks have to be of one form")
             if not any(count for count, _ in seen):
-                raise RuntimeError(f"{layer.name}: the record has no rows on any worker; the batch was empty")
+                raise RuntimeError(f"{layer.name}: the record has no rows on any rank; the batch was empty")
+
+    def _take_in(self, weights: list[Tensor]) -> None:
+        """Begin with the first rank's values of weights that all ranks have."""
+        for weight in weights:
+            self.wire.broadcast_(weight.detach())
+        self._agreed = len(self._weights())
+
+    def _check_is_due(self) -> bool:
+        return self._loaded or (self.check_every > 0 and self.run["step"] % self.check_every == 0)
+
+    def _weights(self) -> list[Tensor]:
+        return [weight for group in self.param_groups for weight in group["params"]]
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.param_groups[0]["params"][0].device
+        return device
+
+    def _names(self) -> list[str]:
+        names = [name for group in self.param_groups for name in group.get("param_names", group["params"])]
+        return [f"weight {i}" + f" {name!r}" * isinstance(name, str) for i, name in enumerate(names)]
+
+    def _made_with(self, reduction: str) -> Facts:
+        """What is compared once."""
+        return {
+            "spingrad": version(),
+            "torch": str(torch.__version__).partition("+")[0],
+            "reduction": reduction,
+            "solver": re.sub(r" at 0x[0-9a-f]+", "", repr(self.reduction.inner)),
+            "keep_grad": str(self.keep_grad),
+            "check_every": str(self.check_every),
+        }
+
+    def _in_force(self) -> Facts:
+        """What is compared in every step: it can change in a run, by a scheduler or a checkpoint."""
+        facts = {
+            "step": str(self.run["step"]),
+            "seed": str(self.run["seed"]),
+            "on_nonfinite": self.on_nonfinite,
+        }
+        for i, group in enumerate(self.param_groups):
+            place = f" of group {i}" * (len(self.param_groups) > 1)
+            facts |= {f"{name}{place}": _as_text(group[name]) for name in self.defaults if name in group}
+        for name, weight in zip(self._names(), self._weights(), strict=True):
+            frozen = "" if weight.requires_grad else ", requires_grad=False"
+            facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{frozen}"
+        return facts
 
 
 def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
@@ -124,11 +275,25 @@ def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, **settings)
 
 
-def _sizes(layers: list[Layer]) -> Tensor:  # (layers, 2)
-    """Samples, nodes or images of each layer, and the size of one; -1 where there is no record."""
-    sizes = [(-1, -1) if not layer.records else _size(layer.records[0].rows.data) for layer in layers]
-    return torch.tensor(sizes, dtype=torch.int32, device=layers[0].weight.device)
+def _size(layer: Layer) -> list[int]:
+    """Samples, nodes or images in the record of a layer, and a number for their form; -1 without a record."""
+    if not layer.records:
+        return [-1, 0]
+    return [len(layer.records[0].rows.data), zlib.crc32(_form(layer).encode()) >> 1]
 
 
-def _size(data: Tensor) -> tuple[int, int]:
-    return len(data), data[:1].numel() if len(data) else data.new_empty(1, *data.shape[1:]).numel()
+def _form(layer: Layer) -> str:
+    """What the records of all ranks have in common, besides their number of samples."""
+    x, grad = layer.records[0].rows.data, layer.records[0].grad
+    return (
+        f"{x.dtype} with inputs of shape {tuple(x.shape[1:])} and gradients of shape {tuple(grad.shape[1:])}"
+    )
+
+
+def _as_text(value: Any) -> str:
+    """A setting as text, the same for 1, 1.0 and a tensor of it."""
+    if isinstance(value, Tensor):
+        value = value.item()
+    if isinstance(value, int | float):
+        value = int(value) if float(value).is_integer() else float(value)
+    return repr(value)

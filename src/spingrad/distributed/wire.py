@@ -1,7 +1,14 @@
 """The wire: the collectives of a process group, and how many bytes a worker sent through them."""
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
 import torch.distributed as dist
 from torch import Tensor
+
+PATIENCE = 5.0  # seconds that ranks have to report a failure that one of them has seen
 
 
 class Wire:
@@ -28,19 +35,71 @@ class Wire:
 
     def all_gather(self, part: Tensor) -> Tensor:  # (...) -> (workers, ...)
         parts = part.new_empty(self.size, *part.shape)
-        dist.all_gather(list(parts), part.contiguous(), group=self.group)
+        with self._together():
+            dist.all_gather(list(parts), part.contiguous(), group=self.group)
         self.sent += (self.size - 1) * part.nbytes
         return parts
 
     def all_to_all(self, parts: Tensor) -> Tensor:  # (workers, ...) -> (workers, ...)
         received = parts.new_empty(parts.shape)
-        dist.all_to_all_single(received, parts.contiguous(), group=self.group)
+        with self._together():
+            dist.all_to_all_single(received, parts.contiguous(), group=self.group)
         self.sent += parts.nbytes - parts[self.rank].nbytes
         return received
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Make ``tensor`` what it is on the first worker; not counted, it happens once."""
-        dist.broadcast(tensor, group=self.group, group_src=0)
+        with self._together():
+            dist.broadcast(tensor, group=self.group, group_src=0)
 
     def barrier(self) -> None:
-        dist.barrier(self.group)
+        with self._together():
+            dist.barrier(self.group)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Name the rank that is lost, as far as that can be known, if a collective fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{self._who_is_lost()} What torch says: {error}") from error
+
+    def _who_is_lost(self) -> str:
+        missing = _in_time(self._absent, 2 * PATIENCE)
+        if missing is None:
+            return "a rank did not answer; which one is unknown, since the process group's store is lost too."
+        if not missing:
+            return "the ranks could not exchange data, although all of them are there and report it."
+        if len(missing) == 1:
+            start = f"rank {missing[0]} did not answer within the process group's timeout, or it has ended."
+        else:
+            start = (
+                f"a rank among {missing} did not answer within the process group's timeout, or it has ended."
+            )
+        return f"{start} Look at its output first: an error there comes before this one."
+
+    def _absent(self) -> list[int]:
+        """Ranks that have not reported the failure. Connections are broken now, the group's store is not."""
+        store = dist.distributed_c10d._get_default_store()
+        members = dist.get_process_group_ranks(self.group)
+        keys = {rank: f"spingrad/failed/{members}/{rank}" for rank in range(self.size)}
+        store.set(keys[self.rank], "")
+        end = time.monotonic() + PATIENCE
+        while keys and time.monotonic() < end:
+            keys = {rank: key for rank, key in keys.items() if not store.check([key])}
+            time.sleep(0.05)
+        return list(keys)
+
+
+def _in_time(work: Callable[[], list[int]], seconds: float) -> list[int] | None:
+    """What ``work`` returns, or ``None`` if it fails or takes longer: a store may block for ever."""
+    results: list[list[int]] = []
+
+    def guarded() -> None:
+        with suppress(RuntimeError):
+            results.append(work())
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None

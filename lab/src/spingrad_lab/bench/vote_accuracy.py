@@ -57,7 +57,10 @@ class ThreadWire(Wire):
 
 
 class Inverted(BlockDescentSolver):
-    """An adversary: the opposite of what its rows ask for."""
+    """An adversary: the opposite of what its rows ask for, by a worker that claims to be like the others."""
+
+    def __repr__(self) -> str:
+        return repr(BlockDescentSolver())
 
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         return Solution(problem, -super().solve(problem, seed=seed).spins)

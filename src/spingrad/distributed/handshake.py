@@ -1,0 +1,147 @@
+"""The handshake: do all ranks have the same model and settings? If not, which rank differs in what?"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from spingrad.distributed.wire import Wire
+
+Facts = dict[str, str]
+"""What has to be the same on all ranks: the name of a setting and its value, as text."""
+
+FAILED = "error"
+LONGEST = 2**20  # bytes of text that a rank sends about itself
+NAMED = 5  # differences that an error names
+CHUNK = 2**20  # weights that are digested at once, to bound the memory this takes
+
+# The constants of splitmix64, as signed numbers: it spreads a change of any bit over the whole digest.
+GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def version() -> str:
+    from spingrad import __version__  # which imports the library first
+
+    return __version__
+
+
+def failure(error: Exception) -> Facts:
+    """The facts of a rank that has none, because of an error; the others hear of it."""
+    return {FAILED: f"{type(error).__name__}: {error}"}
+
+
+def digest(facts: Facts) -> list[int]:
+    """Eight bytes that stand for the facts, as two numbers of 32 bits."""
+    bits = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
+    return [int.from_bytes(half, "little", signed=True) for half in (bits[:4], bits[4:])]
+
+
+def compare(wire: Wire, facts: Facts, device: torch.device, problem: str) -> None:
+    """Raise the same error on all ranks if their facts differ.
+
+    The first message has eight bytes whatever the facts are, so ranks with another model can take part.
+
+    Args:
+        wire: Connects the ranks, which call this together.
+        facts: What has to be the same.
+        device: Where the process group takes its tensors.
+        problem: The sentence with which the error begins.
+    """
+    if differ(wire.all_gather(torch.tensor(digest(facts), dtype=torch.int32, device=device)).tolist()):
+        explain(wire, facts, device, problem)
+
+
+def differ(parts: Sequence[object]) -> bool:
+    return any(part != parts[0] for part in parts)
+
+
+def explain(wire: Wire, facts: Facts, device: torch.device, problem: str) -> NoReturn:
+    """Exchange the facts, which are known to differ, and raise an error that names the differences."""
+    told: list[Facts] = [json.loads(text) for text in texts(wire, _bounded(facts), device)]
+    found = differences(told)
+    more = f"; and {len(found) - NAMED} more differences" if len(found) > NAMED else ""
+    listed = "; ".join(found[:NAMED]) or "in more settings than fit into a message"
+    raise RuntimeError(f"{problem}: {listed}{more}")
+
+
+def texts(wire: Wire, own: str, device: torch.device) -> list[str]:
+    """The text of every rank."""
+    data = own.encode()
+    lengths = wire.all_gather(torch.tensor([len(data)], device=device))[:, 0].tolist()
+    padded = bytearray(data.ljust(max(lengths) + 1))  # at least one byte: torch takes no empty buffer
+    sent = wire.all_gather(torch.frombuffer(padded, dtype=torch.uint8).to(device)).cpu()
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(sent, lengths, strict=True)]
+
+
+def differences(told: Sequence[Facts]) -> list[str]:
+    """What the ranks disagree on, one sentence for each setting; the rank in the minority comes first.
+
+    Example:
+        >>> differences([{"lr": "0.003"}, {"lr": "0.01"}])
+        ['rank 1 has lr=0.01, rank 0 has lr=0.003']
+    """
+    if failed := [
+        f"rank {rank} raised {facts[FAILED]}" for rank, facts in enumerate(told) if FAILED in facts
+    ]:
+        return failed
+    names = dict.fromkeys(name for facts in told for name in facts)
+    found = []
+    for name in names:
+        ranks = defaultdict(list)
+        for rank, facts in enumerate(told):
+            ranks[facts.get(name)].append(rank)
+        if len(ranks) > 1:
+            parties = sorted(ranks.items(), key=lambda party: (len(party[1]), 0 in party[1]))
+            found.append(", ".join(_sentence(who, name, value) for value, who in parties))
+    return found
+
+
+def named(ranks: Sequence[int]) -> str:
+    """How sentences call some ranks.
+
+    Example:
+        >>> named([1]), named([0, 2])
+        ('rank 1', 'ranks 0, 2')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def fingerprints(weights: Iterable[Tensor]) -> Tensor:  # -> (weights,)
+    """A number of 64 bits for each weight, from its bytes; nothing is read back to the host.
+
+    Example:
+        >>> a, b = fingerprints([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
+        >>> bool(a == b)
+        False
+    """
+    return torch.stack([_fingerprint(weight.detach()) for weight in weights])
+
+
+def _fingerprint(weight: Tensor) -> Tensor:  # any shape -> ()
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=weight.device)
+    for i, part in enumerate(weight.contiguous().flatten().view(words).split(CHUNK)):
+        place = torch.arange(i * CHUNK + 1, i * CHUNK + 1 + len(part), device=weight.device)
+        mixed = part + place * GOLDEN
+        mixed = (mixed ^ (mixed >> 30)) * FIRST
+        mixed = (mixed ^ (mixed >> 27)) * SECOND
+        total += (mixed ^ (mixed >> 31)).sum()
+    return total
+
+
+def _bounded(facts: Facts) -> str:
+    """The facts as JSON; the last of them are left out if it would be too long."""
+    text = json.dumps(facts)
+    while len(text) > LONGEST:
+        facts = dict(list(facts.items())[: len(facts) // 2])
+        text = json.dumps(facts)
+    return text
+
+
+def _sentence(ranks: Sequence[int], name: str, value: str | None) -> str:
+    has = "has" if len(ranks) == 1 else "have"
+    return f"{named(ranks)} {has} " + (f"no {name}" if value is None else f"{name}={value}")
