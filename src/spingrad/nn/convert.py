@@ -99,16 +99,13 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 def _kept(model: nn.Module, layers: dict[str, nn.Module], keep: list[Keep]) -> set[str]:
     """The names of the layers that stay real."""
     kept: set[str] = set()
+    every = [*model.named_modules(remove_duplicate=False)]
     for own in keep:
         if own in ("first", "last") and layers:
             kept.add([*layers][0 if own == "first" else -1])
             continue
-        inside = {
-            part
-            for name, module in model.named_modules(remove_duplicate=False)
-            if _is_meant(own, name, module)
-            for part in module.modules()
-        }
+        meant = [module for name, module in every if _is_meant(own, name, module)]
+        inside = {part for module in meant for part in module.modules()}
         names = {name for name, module in layers.items() if module in inside}
         if not names:
             raise ValueError(f"keep: {own!r} has no layer to keep; the layers are {[*layers]}")
