@@ -22,6 +22,7 @@ BINARY: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.Conv3d: BinaryConv3d,
     nn.ConvTranspose2d: BinaryConvTranspose2d,
 }
+REPLACED: tuple[type[nn.Module], ...] = (*BINARY, nn.MultiheadAttention)
 Keep = str | type[nn.Module]
 Start = Literal["fan_in", "mean"] | float
 
@@ -90,7 +91,7 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     for name, module in model.named_modules():
         if module in inside:
             continue
-        if isinstance(module, (*BINARY, nn.MultiheadAttention)):
+        if isinstance(module, REPLACED):
             found[name] = module
             inside.update(module.modules())
     return found
@@ -143,7 +144,7 @@ def _check(module: nn.Module, name: str) -> None:
 
 
 def _kind(module: nn.Module) -> type[nn.Module]:
-    return next(kind for kind in (*BINARY, nn.MultiheadAttention) if isinstance(module, kind))
+    return next(kind for kind in REPLACED if isinstance(module, kind))
 
 
 def _check_ties(model: nn.Module, names: dict[nn.Module, str]) -> None:
