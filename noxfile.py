@@ -16,7 +16,9 @@ nox.options.default_venv_backend = "venv"
 
 TORCH = "torch==2.13.0"
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
-NO_EXTRAS = ("-e", ".", "pytest", "hypothesis")
+NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
+PARALLEL = ("-n2", "--dist=loadfile")  # two processes of one thread each
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LIST_CUDA = (
     "import importlib.metadata as m; print(*{d.name for d in m.distributions() if d.name[:6] == 'nvidia'})"
 )
@@ -34,14 +36,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """The library's tests, slow ones too; arguments after ``--`` go to pytest in place of the coverage."""
-    _run(session, "pytest", "-m", "", *(session.posargs or ["--cov", "--durations=15"]))
+    _run(session, "pytest", "-m", "", *PARALLEL, *(session.posargs or ["--cov", "--durations=15"]))
 
 
 @nox.session(python=False)
 def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
-        _run(session, "pytest", "-m", "", *(session.posargs or ["--durations=15"]))
+        _run(session, "pytest", "-m", "", *PARALLEL, *(session.posargs or ["--durations=15"]))
 
 
 @nox.session
@@ -70,7 +72,7 @@ def refuse_cuda(session: nox.Session) -> None:
 
 
 def _run(session: nox.Session, module: str, *arguments: str) -> None:
-    session.run(sys.executable, "-m", module, *arguments)
+    session.run(sys.executable, "-m", module, *arguments, env=ONE_THREAD)
 
 
 def _test_without_extras(session: nox.Session) -> None:
@@ -78,7 +80,7 @@ def _test_without_extras(session: nox.Session) -> None:
     # contract without numba too, which takes minutes; its other tests run.
     exact = "tests/test_solvers.py::test_every_solver_keeps_the_contract[exact]"
     options = ["--doctest-ignore-import-errors", "--ignore=src/spingrad/qpu", f"--deselect={exact}"]
-    session.run("pytest", *options, *session.posargs)
+    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ONE_THREAD)
 
 
 def _first_example(page: str) -> str:

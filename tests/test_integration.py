@@ -196,11 +196,9 @@ def test_importing_spingrad_costs_little_beside_torch():
 
 @pytest.mark.needs("sklearn")
 @pytest.mark.slow
-def test_the_quickstart_runs_in_its_thirty_seconds(capsys, monkeypatch):
+def test_the_quickstart_runs(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["quickstart.py"])
-    begin = time.perf_counter()
     runpy.run_path(str(ROOT / "examples/quickstart.py"), run_name="__main__")
-    assert time.perf_counter() - begin < 90  # thirty on an idle laptop; test machines are shared
     rows = [
         line.split()
         for line in capsys.readouterr().out.splitlines()

@@ -26,13 +26,13 @@ def rows_of(record):
 @pytest.mark.parametrize("field", ["x", "grad"])
 def test_a_single_bad_entry_is_seen(value, field):
     tensors = {"x": torch.randn(30, 4), "grad": torch.randn(30, 5)}
-    assert checks([dense_record(**tensors)])[0][0].finite
+    assert checks([dense_record(**tensors)])[0][0][0].finite
     tensors[field][17, 2] = value
-    assert not checks([dense_record(**tensors)])[0][0].finite
+    assert not checks([dense_record(**tensors)])[0][0][0].finite
 
 
 def test_large_finite_entries_are_not_called_infinite():
-    assert checks([dense_record(torch.full((9, 4), 3e38), torch.full((9, 5), -3e38))])[0][0].finite
+    assert checks([dense_record(torch.full((9, 4), 3e38), torch.full((9, 5), -3e38))])[0][0][0].finite
 
 
 @pytest.mark.parametrize("clear", ["clear", "zero_grad", "zero_grad in place", "grad = None"])

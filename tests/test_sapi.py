@@ -713,7 +713,7 @@ def test_closing_leaves_neither_threads_nor_waiting_clients(sapi_env):
         start = time.monotonic()
         stack.close()
         poll.exception()
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 40  # the poll alone would take 50
     assert set(threading.enumerate()) == before
 
 

@@ -36,15 +36,20 @@ class LayerRecord:
         """What the host needs to know of a record, and which rows have a gradient.
 
         Returns:
-            The entries of a :class:`Check`, shape ``(3,)``, and a mask of the rows with a gradient, shape
+            The entries of a :class:`Check`, shape ``(4,)``, and a mask of the rows with a gradient, shape
             ``(r,)``. Nothing is read back to the host.
         """
         if not self.grad.numel():
-            return torch.tensor([1, 0, 0], device=self.grad.device), self.grad.new_zeros(0, dtype=torch.bool)
+            return torch.tensor([1, 0, 0, 0], device=self.grad.device), self.grad.new_zeros(
+                0, dtype=torch.bool
+            )
         peaks = self.grad.abs().amax(1).flatten()
         live, peak = peaks > 0, peaks.max()
-        finite = torch.isfinite(peak) & torch.isfinite(self.rows.peak())
-        return torch.stack([finite.long(), live.sum(), (peak < _tiny(peak.dtype)).long()]), live
+        largest = self.rows.peak()
+        finite = torch.isfinite(peak) & torch.isfinite(largest)
+        low, high = _range(peak.dtype)
+        extreme = (largest > 0) & ((largest < low) | (largest > high))
+        return torch.stack([finite.long(), live.sum(), (peak < low).long(), extreme.long()]), live
 
     def only(self, live: Tensor, count: int) -> "LayerRecord":
         """The record of the ``count`` rows that have a gradient, if enough have none to be worth dropping.
@@ -65,6 +70,11 @@ class LayerRecord:
         peak = peak_of(self.grad)
         return LayerRecord(self.rows, self.grad / torch.where(peak > 0, peak, torch.ones_like(peak)))
 
+    def with_inputs_in_range(self) -> "LayerRecord":
+        """The inputs divided by their largest entry, so that their squares neither overflow nor underflow."""
+        peak = self.rows.peak()
+        return LayerRecord(self.rows.map(lambda data: data / peak), self.grad)
+
 
 class Check(NamedTuple):
     """What a step has to know of a record before it computes anything.
@@ -73,22 +83,40 @@ class Check(NamedTuple):
         finite: Whether all inputs and gradients are finite.
         live: Number of rows with a gradient.
         tiny: Whether squares of the gradient may underflow.
+        extreme: Whether squares of the inputs may overflow or underflow.
     """
 
     finite: bool
     live: int
     tiny: bool
+    extreme: bool = False
 
 
-def checks(records: Sequence[LayerRecord]) -> list[tuple[Check, Tensor]]:
-    """The checks of all records and their masks; one tensor is read back to the host for all together."""
+def checks(
+    records: Sequence[LayerRecord], weights: Sequence[Tensor] = ()
+) -> tuple[list[tuple[Check, Tensor]], list[bool]]:
+    """The checks of all records, and which weights are finite; one tensor is read back for all together.
+
+    Args:
+        records: The records of a step.
+        weights: Latent weights.
+
+    Returns:
+        For every record its check and a mask of the rows with a gradient; for every weight whether all its
+        entries are finite.
+    """
     found = [record.check() for record in records]
-    numbers = torch.stack([own.to(found[0][0].device) for own, _ in found]).tolist()
-    return [
-        (Check(bool(finite), live, bool(tiny)), mask)
-        for (finite, live, tiny), (_, mask) in zip(numbers, found, strict=True)
+    finite = [torch.isfinite(peak_of(weight)).long().expand(4) for weight in weights]
+    entries = [own for own, _ in found] + finite
+    numbers = torch.stack([own.to(entries[0].device) for own in entries]).tolist()
+    own = [
+        (Check(bool(finite), live, bool(tiny), bool(extreme)), mask)
+        for (finite, live, tiny, extreme), (_, mask) in zip(numbers, found, strict=False)
     ]
+    return own, [bool(first) for first, *_ in numbers[len(found) :]]
 
 
-def _tiny(dtype: torch.dtype) -> float:
-    return float(torch.finfo(dtype).tiny ** 0.4)
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    """Between these, squares and sums of squares neither underflow nor overflow."""
+    limits = torch.finfo(dtype)
+    return float(limits.tiny**0.4), float(limits.max**0.4)

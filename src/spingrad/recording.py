@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spingrad.record import LayerRecord
-from spingrad.rows import to_rows
+from spingrad.rows import peak_of, to_rows
 
 NOBODY = -1
 _keys = itertools.count()
@@ -86,6 +86,14 @@ class Record:
     def clear(self) -> None:
         self._passes.clear()
 
+    def unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
+        """What ``GradScaler`` does to a gradient: multiply by ``inv_scale``, and note what is not finite."""
+        # In single precision at least, or small gradients would underflow again.
+        self._passes = [own._replace(grad=own.grad.to(_wide(own.grad)) * inv_scale) for own in self._passes]
+        for own in self._passes:
+            peaks = torch.stack([peak_of(own.x).to(inv_scale), peak_of(own.grad).to(inv_scale)])
+            found_inf.copy_(torch.maximum(found_inf, (~torch.isfinite(peaks)).any().to(found_inf)))
+
     def consume(self) -> None:
         """Forget what a step has used; the mark goes too."""
         self.clear()
@@ -116,6 +124,10 @@ class Record:
         return _no_record, ()  # a weight that is loaded or sent elsewhere records for nobody
 
 
+def _wide(grad: Tensor) -> torch.dtype:
+    return torch.promote_types(grad.dtype, torch.float32)
+
+
 def _forget(record: "weakref.ref[Record]", task: int) -> None:
     if (own := record()) is not None:
         own._pending.pop(task, None)
@@ -126,9 +138,11 @@ def _no_record() -> None:
 
 
 class _Mark(Tensor):
-    """``weight.grad`` of a weight with a record: setting it to zero in place clears the record too."""
+    """``weight.grad`` of a weight with a record: what is done to it is done to the record.
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    Setting it to zero in place clears the record, and a ``GradScaler`` that unscales it unscales the record.
+    """
+
     record: "weakref.ref[Record]"
 
     @staticmethod
@@ -136,6 +150,19 @@ class _Mark(Tensor):
         mark = grad.as_subclass(_Mark)
         mark.record = weakref.ref(record)
         return mark
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func is torch._amp_foreach_non_finite_check_and_unscale_:
+            grads, found_inf, inv_scale = args
+            for grad in grads:
+                if isinstance(grad, _Mark) and (record := grad.record()) is not None:
+                    record.unscale(found_inf, inv_scale)
+        return result
 
     def zero_(self) -> Tensor:
         if (record := self.record()) is not None:
@@ -227,6 +254,11 @@ def stop_recording(weight: Tensor) -> None:
     for mark in ("record", "relaxed"):
         if hasattr(weight, mark):
             delattr(weight, mark)
+
+
+def has_gradient_of_its_own(weight: Tensor) -> bool:
+    """Whether ``weight.grad`` comes from something else than a record: the weight of an ordinary layer."""
+    return weight.grad is not None and not isinstance(weight.grad, _Mark)
 
 
 def record_of(weight: Tensor) -> Record | None:

@@ -43,8 +43,12 @@ class Rows(ABC):
     def device(self) -> torch.device: ...
 
     @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """The same rows, with a function applied to every entry."""
+
     def to(self, dtype: torch.dtype) -> "Rows":
         """The same rows in another dtype."""
+        return self.map(lambda data: data.to(dtype))
 
     @abstractmethod
     def peak(self) -> Tensor:
@@ -156,8 +160,8 @@ class DenseRows(Rows):
     def device(self) -> torch.device:
         return self.matrix.device
 
-    def to(self, dtype: torch.dtype) -> "DenseRows":
-        return DenseRows(self.matrix.to(dtype))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "DenseRows":
+        return DenseRows(function(self.matrix))
 
     def peak(self) -> Tensor:
         return peak_of(self.matrix)
@@ -253,8 +257,8 @@ class Patches(Rows):
     def device(self) -> torch.device:
         return self.images[0].device
 
-    def to(self, dtype: torch.dtype) -> "Patches":
-        return replace(self, images=[images.to(dtype) for images in self.images])
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Patches":
+        return replace(self, images=[function(images) for images in self.images])
 
     def peak(self) -> Tensor:
         return torch.stack([peak_of(images) for images in self.images]).max()

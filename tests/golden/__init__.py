@@ -19,7 +19,7 @@ SETTINGS: dict[str, Callable[[Any], QPSBGD]] = {
     "default": lambda params: QPSBGD(params, lr=3e-3),
     # In blocks: version 0.1.0 did not set spin after spin in a step without momentum.
     "momentum=0": lambda params: QPSBGD(
-        params, lr=3e-3, momentum=0.0, target_rms=1.0, solver=BlockDescentSolver(backend="torch")
+        params, lr=3e-3, momentum=0.0, rank=None, target_rms=1.0, solver=BlockDescentSolver(backend="torch")
     ),
     "as_published": lambda params: QPSBGD.as_published(params, lr=3e-3),
 }

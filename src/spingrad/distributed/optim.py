@@ -57,7 +57,7 @@ class DistributedQPSBGD(QPSBGD):
         self.wire = group if isinstance(group, Wire) else Wire(group)
         inner = BlockDescentSolver() if solver is None else solver
         self.reduction = Gather(inner, self.wire) if reduction == "gather" else Vote(inner, self.wire)
-        super().__init__(params, lr, solver=self.reduction, **settings)
+        super().__init__(params, lr, solver=self.reduction, per_rank=True, **settings)
         for param_group in self.param_groups:
             for weight in param_group["params"]:
                 self.wire.broadcast_(weight.detach())
@@ -81,15 +81,15 @@ class DistributedQPSBGD(QPSBGD):
         records = self.reduction.join([layer.records for layer in layers], counts)
         return [layer._replace(records=own) for layer, own in zip(layers, records, strict=True)]
 
-    def accept(self, layers: list[Layer], found: list[Check]) -> bool:
+    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
         """Whether the records of all workers are finite: what one worker cannot use, no worker takes."""
         error = None
         try:
-            fine = super().accept(layers, found)
+            fine = super().accept(layers, found, sound)
         except FloatingPointError as own:
             fine, error = False, own
         flags = self.wire.all_gather(torch.tensor([fine], device=layers[0].weight.device))[:, 0].tolist()
-        if not all(flags) and self.on_nonfinite == "raise":
+        if not all(flags) and (self.on_nonfinite == "raise" or not all(sound)):
             workers = [rank for rank, flag in enumerate(flags) if not flag]
             raise error or FloatingPointError(f"workers {workers}: a layer's input or gradient is not finite")
         return all(flags)

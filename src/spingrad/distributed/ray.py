@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers import Solution, Solver, derive_seed
+from spingrad.solvers import Info, Solution, Solver, derive_seed
 
 Answer = TypeVar("Answer")
 
@@ -120,17 +120,20 @@ class _Worker:
         return solution.spins, solution.info
 
 
-_Found = tuple[Tensor, dict[str, Any]]
+_Found = tuple[Tensor, Info]
 """Spins and what the solver had to say; the problem stays where it is."""
 
 
 def _joined(parts: list[_Found], problem: BinaryQuadratic) -> Solution:
     spins = torch.cat([spins for spins, _ in parts], 1).to(problem.H.device)
-    info = {}
-    for key, first in parts[0][1].items():
-        values = [own[key] for _, own in parts]
-        info[key] = torch.cat(values) if isinstance(first, Tensor) and first.ndim else values
-    return Solution(problem, spins, info)
+    infos: list[dict[str, Any]] = [dict(own) for _, own in parts]
+    info = {key: _concatenated([own[key] for own in infos]) for key in infos[0]}
+    return Solution(problem, spins, cast(Info, info))
+
+
+def _concatenated(values: list[Any]) -> Any:
+    """What several groups of units know, one after the other: tensors or lists with an entry per unit."""
+    return torch.cat(values) if isinstance(values[0], Tensor) else [entry for own in values for entry in own]
 
 
 def results(

@@ -25,9 +25,16 @@ def prepared(
         target_rms: Gradients are rescaled before their squares underflow, if the target does not depend on
             their size.
     """
-    check, live = checks([record])[0] if found is None else found
+    check, live = checks([record])[0][0] if found is None else found
     if rows == "uniform":
         record = record.only(live, check.live)
+    if check.extreme:
+        if rows == "normalized":
+            raise FloatingPointError(
+                'squares of the layer\'s inputs overflow or underflow, and rows="normalized" divides by '
+                'them; scale the inputs, or use rows="uniform"'
+            )
+        record = record.with_inputs_in_range()
     return record.rescaled() if check.tiny and target_rms is not None else record
 
 
@@ -97,7 +104,7 @@ def pose(
         rows: As in :class:`~spingrad.QPSBGD`, like the three arguments that follow.
         target_rms: Root mean square of each unit's target.
         momentum: Weight of the past in the linear term.
-        rank: With momentum, how many leading directions the quadratic term keeps; ``None`` for all.
+        rank: How many leading directions the quadratic term keeps; ``None`` for all.
         exp_avg: The linear term's average before this step, shape ``(m, n)``.
         step: Number of steps in ``exp_avg``.
         out: Memory that may be used for the new average, shape ``(m, n)``.
@@ -111,11 +118,10 @@ def pose(
     H = average(Z, record.grad, factor, momentum, exp_avg, step, out).T
     # As published, every unit moves, unless the whole layer has no gradient at all.
     idle = (rms == 0).all().expand_as(rms) if target_rms is None else rms == 0
-    if not momentum:
-        return BinaryQuadratic(Z, H, len(Z) * rms.square(), idle)  # ‖V - Z G‖²
+    offset = torch.zeros_like(rms) if momentum else len(Z) * rms.square()  # without momentum ‖V - Z G‖²
     if rank is not None:
         Z = DenseRows(leading(*Z.sketch, rank))
-    return BinaryQuadratic(Z, H, torch.zeros_like(rms), idle)
+    return BinaryQuadratic(Z, H, offset, idle)
 
 
 def problem_of(

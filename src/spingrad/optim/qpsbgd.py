@@ -1,7 +1,9 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,13 +11,18 @@ from torch.optim import Optimizer
 
 from spingrad._memory import is_free
 from spingrad.optim import functional
+from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
-from spingrad.recording import record_of, start_recording
+from spingrad.recording import Record, has_gradient_of_its_own, record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
+from spingrad.solvers.dimod import to_solver
 from spingrad.solvers.exact import ExactSolver
+
+if TYPE_CHECKING:
+    from dimod.core.sampler import Sampler
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -53,17 +60,19 @@ class QPSBGD(Optimizer):
     Args:
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
         lr: Learning rate, the distance that every latent weight moves in a step.
-        solver: Solves the projection. Default: ``BlockDescentSolver()``.
+        solver: Solves the projection: a solver, or any dimod sampler. Default: ``BlockDescentSolver()``.
         target_rms: Root mean square of each unit's target, in units of what its spins can reach; ``"auto"``
             chooses it by how many rows of the batch share their inputs. Small values trust the quadratic
             model, large ones approach signSGD, ``None`` is the paper.
         momentum: Weight of the past in the linear term ``ZᵀV``; the quadratic term is that of the batch.
-        rank: With momentum, how many directions of the inputs the quadratic term keeps; ``None`` for all.
+        rank: How many leading directions of the inputs the quadratic term keeps; ``None`` for all.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
         keep_grad: Compute ``weight.grad`` too, for monitoring.
+        per_rank: Allow a process group of several ranks, each of which then trains a model of its own.
+            :class:`~spingrad.distributed.DistributedQPSBGD` trains one model on all ranks.
 
     Attributes:
         run: State of the whole run, the same for every parameter group and part of ``state_dict()``: its
@@ -87,7 +96,7 @@ class QPSBGD(Optimizer):
         params: Params,
         lr: float = 3e-3,
         *,
-        solver: Solver | None = None,
+        solver: "Solver | Sampler | None" = None,
         target_rms: TargetRms = "auto",
         momentum: float = 0.9,
         rank: int | None = 8,
@@ -96,12 +105,13 @@ class QPSBGD(Optimizer):
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         keep_grad: bool = False,
+        per_rank: bool = False,
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"lr is at least 0, got {lr}")
+        check_ranks(per_rank)
+        self.per_rank = per_rank
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f'on_nonfinite is "raise" or "skip", got {on_nonfinite!r}')
-        self.solver = BlockDescentSolver() if solver is None else solver
+        self.solver = BlockDescentSolver() if solver is None else to_solver(solver)
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
         self.run = {"seed": seed, "step": 0, "skipped": 0}
@@ -110,7 +120,7 @@ class QPSBGD(Optimizer):
         super().__init__(params, settings)
 
     @classmethod
-    def as_published(cls, params: Params, lr: float, solver: Solver | None = None) -> "QPSBGD":
+    def as_published(cls, params: Params, lr: float, solver: "Solver | Sampler | None" = None) -> "QPSBGD":
         """The paper to the letter: its rows, its target, no clamp, and the problem solved exactly.
 
         The paper's layers have ``scale=False``. Layers of more than about 60 inputs need another ``solver``.
@@ -124,14 +134,13 @@ class QPSBGD(Optimizer):
             raise ValueError("seed belongs to the run: pass it to QPSBGD, not to a group of parameters")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if group["target_rms"] not in (None, "auto") and not group["target_rms"] > 0:
-            raise ValueError(f'target_rms is positive, "auto" or None, got {group["target_rms"]}')
-        if group["rank"] is not None and group["rank"] < 1:
-            raise ValueError(f"rank is at least 1 or None, got {group['rank']}")
-        if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"momentum is in [0, 1), got {group['momentum']}")
-        if group["rows"] not in ("uniform", "normalized"):
-            raise ValueError(f'rows is "uniform" or "normalized", got {group["rows"]!r}')
+        try:
+            check_settings(group)
+            for i, weight in enumerate(group["params"]):
+                _check_weight(_name(group, i), weight)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
         for weight in group["params"]:
             start_recording(weight, self.keep_grad)
 
@@ -141,10 +150,19 @@ class QPSBGD(Optimizer):
 
         A step that raises has moved nothing and can be taken again.
         """
+        check_ranks(self.per_rank)  # the process group may be younger than the optimizer
         loss = evaluate(closure)
+        for group in self.param_groups:
+            check_settings(group)  # a scheduler may have changed them
+        with _without_autocast(self.param_groups):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         layers = self.layers()
-        found = checks([record for layer in layers for record in layer.records])  # the one read back
-        if self.accept(layers, [check for check, _ in found]):
+        weights = [layer.weight for layer in layers]
+        found, sound = checks([r for layer in layers for r in layer.records], weights)  # the one read back
+        if self.accept(layers, [check for check, _ in found], sound):
             ready = iter(found)
             posed = [self.pose(self._prepared(layer, ready)) for layer in layers]
             seed = derive_seed(self.run["seed"], self.run["step"])
@@ -154,30 +172,48 @@ class QPSBGD(Optimizer):
         else:
             self.run["skipped"] += 1
         self.run["step"] += 1
-        for layer in layers:
-            if (record := record_of(layer.weight)) is not None:
-                record.consume()
-        return loss
+        for record in self._records():
+            record.consume()
 
     def layers(self) -> list[Layer]:
-        """The weights that take part in the step, with what backward passes have left on them."""
-        layers = self.recorded()
-        for layer in layers:
-            if not layer.records or not len(layer.records[0].rows):
-                raise RuntimeError(_missing(layer.name, empty=bool(layer.records)))
+        """The weights that take part in the step, with what backward passes have left on them.
+
+        A weight that no backward pass has used since the last step stays as it is, as in torch's optimizers.
+        """
+        recorded = self.recorded()
+        layers = [layer for layer in recorded if layer.records and len(layer.records[0].rows)]
+        if not layers:
+            raise RuntimeError(missing(recorded))
         return layers
 
     def recorded(self) -> list[Layer]:
         """Every weight that trains, with its records, if it has any."""
-        return [
-            Layer(_name(group, i), weight, group, record.layers() if (record := record_of(weight)) else [])
-            for group in self.param_groups
-            for i, weight in enumerate(group["params"])
-            if weight.requires_grad
-        ]
+        layers = []
+        for group in self.param_groups:
+            for i, weight in enumerate(group["params"]):
+                name = _name(group, i)
+                _check_dtype(name, weight)  # a model can change its dtype at any time
+                if not weight.requires_grad:
+                    continue
+                records = record.layers() if (record := record_of(weight)) else []
+                if not records and has_gradient_of_its_own(weight):
+                    raise RuntimeError(f"{name}: {_NOT_BINARY}")
+                layers.append(Layer(name, weight, group, records))
+        return layers
 
-    def accept(self, layers: list[Layer], found: list[Check]) -> bool:
-        """Whether all records are finite; if not, the step is skipped or an error names the layer."""
+    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
+        """Whether all records are finite; if not, the step is skipped or an error names the layer.
+
+        A latent weight that is not finite is an error in any case.
+
+        Args:
+            layers: The weights that take part in the step.
+            found: The checks of all their records.
+            sound: Whether each weight is finite.
+        """
+        for layer, is_sound in zip(layers, sound, strict=True):
+            if not is_sound:
+                raise FloatingPointError(f"{layer.name}: {_NOT_FINITE}")
         names = [layer.name for layer in layers for _ in layer.records]
         bad = [name for name, check in zip(names, found, strict=True) if not check.finite]
         if bad and self.on_nonfinite == "raise":
@@ -189,7 +225,10 @@ class QPSBGD(Optimizer):
 
     def _prepared(self, layer: Layer, found: Iterator[tuple[Check, Tensor]]) -> Layer:
         settings = {name: layer.group[name] for name in ("rows", "target_rms")}
-        records = [functional.prepared(record, next(found), **settings) for record in layer.records]
+        try:
+            records = [functional.prepared(record, next(found), **settings) for record in layer.records]
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{layer.name}: {error}") from None
         return layer._replace(records=records)
 
     def pose(self, layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
@@ -240,10 +279,12 @@ class QPSBGD(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients and the records of all weights."""
         super().zero_grad(set_to_none)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if (record := record_of(weight)) is not None:
-                    record.clear()
+        for record in self._records():
+            record.clear()
+
+    def _records(self) -> list[Record]:
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        return [record for weight in weights if (record := record_of(weight)) is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
@@ -251,6 +292,8 @@ class QPSBGD(Optimizer):
         return super().state_dict() | {"run": dict(self.run)} | ({"solver": solver} if solver else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave; nothing changes if anything in it is wrong."""
+        check_state(state_dict)
         own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
         super().load_state_dict(own)
         self.run = dict(state_dict["run"])
@@ -258,7 +301,9 @@ class QPSBGD(Optimizer):
             self.solver.load_state_dict(state_dict["solver"])
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "run")}
+        own = {
+            name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "per_rank", "run")
+        }
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -267,6 +312,17 @@ class QPSBGD(Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:  # a copied weight has lost its record
                 start_recording(weight, self.keep_grad)
+
+
+@contextmanager
+def _without_autocast(groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Full precision, also where a trainer calls ``step()`` under autocast."""
+    kinds = {weight.device.type for group in groups for weight in group["params"]}
+    with ExitStack() as stack:
+        for kind in kinds:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:
@@ -283,11 +339,76 @@ def _name(group: dict[str, Any], index: int) -> str:
     return f"layer {index} (weight of shape {tuple(group['params'][index].shape)})"
 
 
-def _missing(name: str, empty: bool) -> str:
-    if empty:
-        return f"{name}: the record has no rows; the batch was empty"
+def missing(layers: list[Layer]) -> str:
+    """Why a step cannot be taken in which no layer has a record."""
+    if not layers:
+        return "no weight of this optimizer trains: all have requires_grad=False"
+    if any(layer.records for layer in layers):
+        return f"{layers[0].name}: the record has no rows; the batch was empty"
     return (
-        f"{name}: no backward pass has left a record since the last step. Expected: the weight of a binary "
-        "layer (binary_parameters(model)) in training mode (model.train()), used in the forward pass, and "
-        "loss.backward() before step(). A weight that should not train has requires_grad=False."
+        f"{layers[0].name}: no backward pass has left a record since the last step, on this layer or any "
+        "other. Expected: weights of binary layers (binary_parameters(model)) in training mode "
+        "(model.train()), used in the forward pass, and loss.backward() before step(). A weight that should "
+        "not train has requires_grad=False."
     )
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
+    lr, clamp, target_rms = float(group["lr"]), group["clamp"], group["target_rms"]
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"lr is a finite number of at least 0, got {lr}")
+    if clamp is not None and not 0 < clamp < math.inf:
+        raise ValueError(f"clamp is a positive finite number or None, got {clamp}")
+    if target_rms not in (None, "auto") and not (_is_number(target_rms) and 0 < target_rms < math.inf):
+        raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(f"momentum is in [0, 1), got {group['momentum']}")
+    if group["rank"] is not None and not group["rank"] >= 1:
+        raise ValueError(f"rank is at least 1 or None, got {group['rank']}")
+    if group["rows"] not in ("uniform", "normalized"):
+        raise ValueError(f'rows is "uniform" or "normalized", got {group["rows"]!r}')
+
+
+def check_state(state_dict: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` that says what is wrong with a loaded state."""
+    if "run" not in state_dict:
+        raise ValueError(
+            f"expected the state_dict() of a QPSBGD, which has 'run', got the keys {sorted(state_dict)}"
+        )
+    for i, group in enumerate(state_dict["param_groups"]):
+        if absent := {"lr", "clamp", "target_rms", "momentum", "rank", "rows"} - set(group):
+            raise ValueError(f"group {i} of the loaded state lacks {sorted(absent)}")
+        check_settings(group)
+    for key, state in state_dict["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                raise ValueError(
+                    f"the loaded state of weight {key} has entries of {name!r} that are not finite"
+                )
+
+
+def _check_weight(name: str, weight: Tensor) -> None:
+    _check_dtype(name, weight)
+    if not weight.is_meta and not bool(torch.isfinite(weight.detach()).all()):
+        raise ValueError(f"{name}: {_NOT_FINITE}")
+
+
+def _check_dtype(name: str, weight: Tensor) -> None:
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"{name}: the latent weight is {weight.dtype}, in which a step of size lr can round to nothing. "
+            "Keep it in float32, as binary layers do under model.bfloat16() and autocast"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_NOT_BINARY = (
+    "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
+    "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
+    "real_parameters(model)"
+)
+_NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"

@@ -17,7 +17,7 @@ from spingrad.qpu.packing import PREFACTOR, Ising, Reading, packed
 from spingrad.qpu.service import QPUService
 from spingrad.qpu.submission import GraphChangedError, Submission
 from spingrad.rows import DenseRows
-from spingrad.solvers.base import Solution, Solver
+from spingrad.solvers.base import Info, Solution, Solver
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class _Layer:
         self.visits += 1
 
     def solution(self) -> Solution:
-        info = {"chain_breaks": self.broken / max(self.visits, 1)}
+        info = Info(chain_breaks=self.broken / max(self.visits, 1))
         return Solution(self.problem, self.spins.to(self.problem.H), info)
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.solvers.base import Info, Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
 from spingrad.solvers.dimod import DimodSolver
 from spingrad.solvers.exact import ExactSolver
@@ -18,6 +18,7 @@ __all__ = [
     "DimodSolver",
     "ExactSolver",
     "GurobiSolver",
+    "Info",
     "SignSolver",
     "Solution",
     "Solver",

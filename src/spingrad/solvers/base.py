@@ -4,12 +4,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
+
+if TYPE_CHECKING:
+    import dimod
+
+
+class Info(TypedDict, total=False):
+    """What a solver has to say beside the spins. A key is there only if the solver knows it.
+
+    Attributes:
+        proved: Whether each unit's spins are known to be optimal, shape ``(m,)``.
+        nodes: Nodes of the search for each unit, shape ``(m,)``.
+        gap: How far below its energy each unit's optimum could lie, as a fraction, shape ``(m,)``.
+        timing: The sampler's own report of its time, per unit; keys and units are the sampler's.
+        chain_breaks: Share of chains that were broken, a mean over each unit's samples, shape ``(m,)``.
+        samples: All samples of each unit, on request.
+    """
+
+    proved: Tensor
+    nodes: Tensor
+    gap: Tensor
+    timing: "list[dict[str, Any]]"
+    chain_breaks: Tensor
+    samples: "list[dimod.SampleSet]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,12 +42,12 @@ class Solution:
     Args:
         problem: The problem that they answer.
         spins: Entries exactly -1 or +1, shape ``(n, m)``, in the dtype and on the device of the problem.
-        info: What else the solver has to say (as dimod's ``SampleSet.info``).
+        info: What else the solver has to say.
     """
 
     problem: BinaryQuadratic
     spins: Tensor
-    info: dict[str, Any] = field(default_factory=dict)
+    info: Info = field(default_factory=Info)
 
     @cached_property
     def energy(self) -> Tensor:  # (m,)

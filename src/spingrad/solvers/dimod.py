@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers._openjij import OpenJijSampler, is_openjij
-from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.solvers.base import Info, Solution, Solver, derive_seed
 
 if TYPE_CHECKING:
     import dimod
@@ -18,28 +18,36 @@ if TYPE_CHECKING:
 class DimodSolver(Solver):
     """Hand each unit to a dimod sampler and keep its best sample.
 
+    ``solution.info`` has what the sampler tells of its time (``"timing"``) and of broken chains
+    (``"chain_breaks"``), and every sample of every unit (``"samples"``) if ``keep_samples`` is set.
+
     Args:
         sampler: Any object with dimod's ``sample`` method.
+        keep_samples: Keep the ``SampleSet`` of every unit in ``solution.info["samples"]``.
         **sample_kwargs: Passed on to ``sampler.sample`` untouched. A sampler that knows a ``seed`` gets
             one for each unit unless it is given here. OpenJij's ``SASampler`` and ``SQASampler`` get one
             for each read, or all their reads would be equal.
 
     Example:
         >>> from dwave.samplers import SimulatedAnnealingSampler
-        >>> solver = DimodSolver(SimulatedAnnealingSampler(), num_reads=10, num_sweeps=100)
+        >>> solver = DimodSolver(SimulatedAnnealingSampler(), keep_samples=True, num_reads=10, num_sweeps=100)
         >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
-        >>> solver.solve(problem).spins
+        >>> solution = solver.solve(problem)
+        >>> solution.spins
         tensor([[ 1.],
                 [-1.]])
+        >>> len(solution.info["samples"][0])
+        10
     """
 
-    def __init__(self, sampler: "Sampler", **sample_kwargs: Any) -> None:
-        if not callable(getattr(sampler, "sample", None)):
+    def __init__(self, sampler: "Sampler", *, keep_samples: bool = False, **sample_kwargs: Any) -> None:
+        if isinstance(sampler, type) or not callable(getattr(sampler, "sample", None)):
             raise TypeError(
                 f"a dimod sampler has a method `sample`, got {sampler!r}; "
                 "pass an instance, such as SimulatedAnnealingSampler()"
             )
         self.sampler = sampler
+        self.keep_samples = keep_samples
         self.sample_kwargs = sample_kwargs
 
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
@@ -51,13 +59,38 @@ class DimodSolver(Solver):
         biases = (-2 * double.H).T.cpu().numpy()
         sampler = OpenJijSampler(self.sampler) if is_openjij(self.sampler) else self.sampler
         own_seed = "seed" in getattr(sampler, "parameters", ()) and "seed" not in self.sample_kwargs
-        columns = []
+        samples = []
         for unit, h in enumerate(biases):
             bqm = couplings.copy()  # the units differ only in their biases
             bqm.add_linear_from_array(h)
             extra = {"seed": derive_seed(seed, unit)} if own_seed else {}
-            columns.append(_best(sampler.sample(bqm, **self.sample_kwargs, **extra)))
-        return Solution(problem, torch.stack(columns, 1).to(problem.H))
+            samples.append(sampler.sample(bqm, **self.sample_kwargs, **extra))
+        spins = torch.stack([_best(own) for own in samples], 1).to(problem.H)
+        return Solution(problem, spins, self._info(samples))
+
+    def _info(self, samples: "list[dimod.SampleSet]") -> Info:
+        info, records = Info(), [own.record for own in samples]
+        if all("timing" in own.info for own in samples):
+            info["timing"] = [own.info["timing"] for own in samples]
+        if all("chain_break_fraction" in record.dtype.names for record in records):
+            breaks = [np.average(r.chain_break_fraction, weights=r.num_occurrences) for r in records]
+            info["chain_breaks"] = torch.tensor(breaks)
+        if self.keep_samples:
+            info["samples"] = samples
+        return info
+
+
+def to_solver(solver: "Solver | Sampler") -> Solver:
+    """A solver as it is, and any dimod sampler as a :class:`DimodSolver`."""
+    if isinstance(solver, Solver):
+        return solver
+    try:
+        return DimodSolver(solver)
+    except TypeError:
+        raise TypeError(
+            "solver is an instance of spingrad.solvers.Solver, or a dimod sampler such as "
+            f"SimulatedAnnealingSampler(), got {solver!r}"
+        ) from None
 
 
 def _best(samples: "dimod.SampleSet") -> Tensor:

@@ -12,7 +12,7 @@ from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
 from spingrad.rows import DenseRows
-from spingrad.solvers.base import Solution, Solver
+from spingrad.solvers.base import Info, Solution, Solver
 from spingrad.solvers.block_descent import BlockDescentSolver
 
 ENUMERABLE = 12
@@ -50,12 +50,12 @@ class ExactSolver(Solver):
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
         double = problem.double()
         if problem.num_spins <= ENUMERABLE:
-            spins, info = _enumerate(double), {"proved": torch.ones(problem.num_units, dtype=torch.bool)}
+            spins, info = _enumerate(double), Info(proved=torch.ones(problem.num_units, dtype=torch.bool))
         else:
             spins, info = self._search(double, seed)
         return Solution(problem, spins.to(problem.H), info)
 
-    def _search(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _search(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, Info]:
         spins = spins_of(problem.H).cpu()  # right for inputs that are always zero
         Z = problem.rows.dense()
         used = Z.abs().amax(0) > 0
@@ -65,7 +65,7 @@ class ExactSolver(Solver):
             return spins, info
         return spins, {"proved": torch.ones(problem.num_units, dtype=torch.bool)}
 
-    def _search_used(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _search_used(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, Info]:
         deadline = float("inf") if self.time_limit is None else time.monotonic() + self.time_limit
         bundles, whole, problem = list(_bundles(problem)), problem, problem.compressed()
         start = BlockDescentSolver(num_sweeps=16, num_reads=16).solve(problem, seed=seed).spins.cpu()

@@ -1,0 +1,844 @@
+"""What torch users do in their training scripts: each row of the table in docs/training.md is a test."""
+
+import copy
+import inspect
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
+from spingrad.baselines import SignSGD
+from spingrad.solvers import BlockDescentSolver, DimodSolver, Solution, Solver
+from spingrad.testing import check_solver, random_problem
+
+PAGE = Path(__file__).parents[1] / "docs/training.md"
+HABITS = {}
+
+
+def habit(row):
+    def register(test):
+        HABITS[row] = test
+        return test
+
+    return register
+
+
+def rows_of_the_page():
+    table = PAGE.read_text().split("| habit |")[1]
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:] if line.startswith("| ")]
+
+
+def test_the_page_has_a_row_for_every_habit():
+    assert rows_of_the_page() == list(HABITS)
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(BinaryLinear(12, 24), nn.Hardtanh(), BinaryLinear(24, 4))
+
+
+def data(rows=32, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 12, generator=generator), torch.randint(4, (rows,), generator=generator)
+
+
+def loss_of(model, batch=None):
+    x, y = batch or data()
+    return nn.functional.cross_entropy(model(x).float(), y)
+
+
+def weights(model):
+    return [weight.detach().clone() for _, weight in binary_parameters(model)]
+
+
+def moved(model, before):
+    return [not torch.equal(a, b) for a, b in zip(weights(model), before, strict=True)]
+
+
+def train(model, optimizer, steps=4, schedule=None):
+    for seed in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, data(seed=seed)).backward()
+        optimizer.step()
+        if schedule:
+            schedule.step()
+    return weights(model)
+
+
+def ready(**settings):
+    model = small()
+    return model, QPSBGD(binary_parameters(model), **settings)
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# The loop
+
+
+@habit("`optimizer.zero_grad()`, `model.zero_grad()`, with `set_to_none=False` too")
+def _():
+    expected = train(*ready())
+    for clear in ("optimizer", "model"):
+        for set_to_none in (True, False):
+            model, optimizer = ready()
+            for seed in range(4):
+                loss_of(model).backward()  # a pass that must be forgotten
+                {"optimizer": optimizer, "model": model}[clear].zero_grad(set_to_none=set_to_none)
+                loss_of(model, data(seed=seed)).backward()
+                optimizer.step()
+            assert equal(weights(model), expected)
+
+
+@habit("gradient accumulation over several `backward()`")
+def _():
+    whole, optimizer = ready(target_rms=1.0)
+    loss_of(whole, data(32)).backward()
+    optimizer.step()
+    parts, optimizer = ready(target_rms=1.0)
+    x, y = data(32)
+    for half in (slice(0, 16), slice(16, 32)):
+        (loss_of(parts, (x[half], y[half])) / 2).backward()
+    optimizer.step()
+    assert equal(weights(parts), weights(whole))
+
+
+@habit("`step(closure)`")
+def _():
+    model, optimizer = ready()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+
+
+@habit("`loss.backward(retain_graph=True)` and several losses")
+def _():
+    model, optimizer = ready()
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    (0.1 * loss).backward()
+    before = weights(model)
+    optimizer.step()
+    assert all(moved(model, before))
+
+
+@habit("`clip_grad_norm_` over all parameters")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    for seed in range(4):
+        optimizer.zero_grad()
+        loss_of(model, data(seed=seed)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+    assert equal(weights(model), expected)
+
+
+@habit("a schedule: `CosineAnnealingLR`, `OneCycleLR`, `ReduceLROnPlateau`, warm-up by `SequentialLR`")
+def _():
+    schedules = torch.optim.lr_scheduler
+    model, optimizer = ready(lr=1e-2)
+    train(model, optimizer, 3, schedules.CosineAnnealingLR(optimizer, 10))
+    assert optimizer.param_groups[0]["lr"] < 1e-2
+    model, optimizer = ready()
+    train(model, optimizer, 3, schedules.OneCycleLR(optimizer, 1e-2, total_steps=10))
+    model, optimizer = ready(lr=1e-2)
+    warm = schedules.LinearLR(optimizer, 0.1, total_iters=2)
+    train(
+        model, optimizer, 4, schedules.SequentialLR(optimizer, [warm, schedules.ConstantLR(optimizer)], [2])
+    )
+    model, optimizer = ready(lr=1e-2)
+    plateau = schedules.ReduceLROnPlateau(optimizer, patience=0)
+    for loss in (1.0, 2.0, 3.0):
+        plateau.step(loss)
+    assert optimizer.param_groups[0]["lr"] < 1e-2
+
+
+@habit("parameter groups with settings of their own; `add_param_group`")
+def _():
+    model = small()
+    first, second = binary_parameters(model)
+    optimizer = QPSBGD([{"params": [first[1]], "lr": 0.0}, {"params": [second[1]]}], lr=1e-2)
+    before = weights(model)
+    loss_of(model).backward()
+    optimizer.step()
+    assert moved(model, before) == [False, True]
+
+
+@habit("freezing: `weight.requires_grad_(False)`")
+def _():
+    model, optimizer = ready()
+    model[0].weight.requires_grad_(False)
+    before = weights(model)
+    loss_of(model).backward()
+    optimizer.step()
+    assert moved(model, before) == [False, True]
+
+
+@habit("a layer that the forward pass did not use")
+def _():
+    model, optimizer = ready()
+    before = weights(model)
+    model[0](data()[0]).square().mean().backward()
+    optimizer.step()
+    assert moved(model, before) == [True, False]
+
+
+@habit("`step()` without `backward()`, or in `model.eval()`")
+def _():
+    model, optimizer = ready()
+    with pytest.raises(RuntimeError, match=r"no backward pass.*model\.train\(\)"):
+        optimizer.step()
+    loss_of(model.eval()).backward()
+    with pytest.raises(RuntimeError, match=r"model\.train\(\)"):
+        optimizer.step()
+
+
+@habit("`QPSBGD(model.parameters())` with real-valued parameters among them")
+def _():
+    model = nn.Sequential(BinaryLinear(12, 8), nn.BatchNorm1d(8), BinaryLinear(8, 4))
+    optimizer = QPSBGD(model.parameters())
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match=r"real_parameters\(model\)"):
+        optimizer.step()
+
+
+@habit("two optimizers: `binary_parameters` here, `real_parameters` in Adam")
+def _():
+    torch.manual_seed(0)
+    model = nn.Sequential(BinaryLinear(12, 8, bias=True), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    optimizers = [
+        QPSBGD(binary_parameters(model)),
+        torch.optim.Adam([p for _, p in real_parameters(model)], lr=1e-2),
+    ]
+    before = [p.detach().clone() for p in model.parameters()]
+    loss_of(model).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
+    assert all(changed)
+
+
+@habit("any torch optimizer on latent weights: `Adam(model.parameters())`")
+def _():
+    model = small()
+    before = weights(model)
+    train(model, torch.optim.Adam(model.parameters(), lr=1e-2), 1)
+    assert all(moved(model, before))
+
+
+@habit("`weight_decay=…`")
+def _():
+    with pytest.raises(TypeError, match="weight_decay"):
+        ready(weight_decay=1e-4)
+
+
+@habit("step hooks and forward or backward hooks")
+def _():
+    model, optimizer = ready()
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    model[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model[2].register_full_backward_hook(lambda *_: seen.append("backward"))
+    train(model, optimizer, 1)
+    assert seen == ["forward", "backward", "before", "after"]
+
+
+@habit("the same seed twice")
+def _():
+    assert equal(train(*ready()), train(*ready()))
+
+
+# Gradients for something else
+
+
+@habit("`torch.autograd.grad(loss, x)`: saliency, adversarial examples")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    for seed in range(4):
+        x, y = data(seed=seed)
+        x.requires_grad_()
+        optimizer.zero_grad()
+        torch.autograd.grad(loss_of(model, (x, y)), x)
+        loss_of(model, (x, y)).backward()
+        torch.autograd.grad(loss_of(model, (x, y)), x)
+        optimizer.step()
+    assert equal(weights(model), expected)
+
+
+@habit("`loss.backward(inputs=[x])`")
+def _():
+    model, optimizer = ready()
+    x, y = data()
+    x.requires_grad_()
+    loss_of(model, (x, y)).backward(inputs=[x])
+    with pytest.raises(RuntimeError, match="no backward pass"):
+        optimizer.step()
+
+
+@habit("a gradient penalty: `create_graph=True`, double backward")
+def _():
+    model, optimizer = ready()
+    x, y = data()
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(loss_of(model, (x, y)), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="SignSGD"):
+        slope.square().sum().backward()
+    model = small()
+    optimizer = SignSGD(binary_parameters(model), lr=1e-2)
+    (slope,) = torch.autograd.grad(loss_of(model, (x, y)), x, create_graph=True)
+    before = weights(model)
+    slope.square().sum().backward()
+    optimizer.step()
+    assert all(moved(model, before))
+
+
+@habit("`torch.func.functional_call` with `torch.func.grad`")
+def _():
+    model, _ = ready()
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    grads = torch.func.grad(lambda p: loss_of(lambda x: torch.func.functional_call(model, p, (x,))))(params)
+    plain = small()
+    loss_of(plain).backward()
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad)
+
+
+@habit("per-sample gradients: `vmap(grad(…))`")
+def _():
+    model = small()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    x, y = data(8)
+
+    def loss(p, own_x, own_y):
+        return nn.functional.cross_entropy(torch.func.functional_call(model, p, (own_x[None],)), own_y[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    loss_of(model, (x, y)).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(each[name].mean(0), p.grad)
+
+
+@habit("an input changed in place between `backward()` and `step()`")
+def _():
+    model, optimizer = ready()
+    x, y = data()
+    loss_of(model, (x, y)).backward()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
+        optimizer.step()
+
+
+# Precision
+
+
+@habit("`torch.autocast` in bfloat16")
+def _():
+    model, optimizer = ready()
+    before = weights(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+    assert all(moved(model, before))
+
+
+@habit("`step()` under autocast, as in Lightning's manual optimization")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    for seed in range(4):
+        optimizer.zero_grad()
+        loss_of(model, data(seed=seed)).backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            optimizer.step()
+    assert equal(weights(model), expected)
+
+
+@habit("`torch.amp.GradScaler`, with `unscale_` and clipping")
+def _():
+    expected = train(*ready(target_rms=None))
+    model, optimizer = ready(target_rms=None)  # with a target of its own size, a wrong scale would show
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    for seed in range(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, data(seed=seed))).backward()
+        if seed % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert equal(weights(model), expected)
+
+
+@habit("`GradScaler` skips a step whose gradients overflow")
+def _():
+    model, optimizer = ready()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    before = weights(model)
+    (scaler.scale(loss_of(model)) * math.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not any(moved(model, before))
+    assert scaler.get_scale() == 2.0**11
+
+
+@habit("`model.bfloat16()`, `model.half()`, `dtype=torch.bfloat16`")
+def _():
+    model = small().bfloat16()
+    with torch.no_grad():
+        model[0].weight.fill_(0.9)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-4)
+    before = weights(model)
+    x, y = data()
+    nn.functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+    optimizer.step()
+    assert all(moved(model, before))
+    assert (weights(model)[0] != 0.9).all()
+
+
+@habit("`model.double()`")
+def _():
+    model = small().double()
+    optimizer = QPSBGD(binary_parameters(model))
+    x, y = data()
+    loss_of(lambda x: model(x.double()), (x, y)).backward()
+    optimizer.step()
+    assert model[0].weight.dtype == torch.float64
+
+
+@habit("a loss that is not finite")
+def _():
+    model, optimizer = ready()
+    (loss_of(model) * math.nan).backward()
+    with pytest.raises(FloatingPointError, match=r"layer '0'.*not finite"):
+        optimizer.step()
+    model, optimizer = ready(on_nonfinite="skip")
+    before = weights(model)
+    (loss_of(model) * math.nan).backward()
+    optimizer.step()
+    assert not any(moved(model, before))
+    assert optimizer.run["skipped"] == 1
+
+
+@habit("inputs as large as 1e36, or as small as 1e-36")
+def _():
+    for size in (1e36, 1e-36):
+        for layer, shape in ((BinaryLinear(12, 4), (8, 12)), (BinaryConv2d(2, 4, 3), (2, 2, 6, 6))):
+            taken = []
+            for factor in (1.0, size):
+                torch.manual_seed(0)
+                layer.reset_parameters()
+                optimizer = QPSBGD(layer.parameters())
+                x = torch.randn(shape)
+                out = layer(x * factor)
+                out.backward(torch.randn(out.shape))
+                optimizer.step()
+                taken.append(layer.weight.detach().clone())
+            assert torch.equal(*taken)
+
+
+# Settings and states
+
+
+@habit(
+    "`lr`, `clamp`, `momentum`, `target_rms`, `rank` out of range: in the constructor, a group, a schedule"
+)
+def _():
+    wrong = [("lr", math.nan), ("lr", math.inf), ("lr", -1.0), ("clamp", math.nan), ("clamp", -1.0)]
+    wrong += [("clamp", 0.0), ("momentum", math.nan), ("momentum", 1.0), ("target_rms", math.nan)]
+    wrong += [("target_rms", math.inf), ("target_rms", 0.0), ("target_rms", "automatic"), ("rank", 0)]
+    for name, value in wrong:
+        with pytest.raises(ValueError, match=name):
+            ready(**{name: value})
+        with pytest.raises(ValueError, match=name):
+            QPSBGD([{"params": [small()[0].weight], name: value}])
+        model, optimizer = ready()
+        before = weights(model)
+        loss_of(model).backward()
+        optimizer.param_groups[0][name] = value
+        with pytest.raises(ValueError, match=name):
+            optimizer.step()
+        assert not any(moved(model, before))
+    model, optimizer = ready()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: math.nan if step else 1.0)
+    with pytest.raises(ValueError, match="lr"):
+        train(model, optimizer, 2, schedule)
+
+
+@habit("`rank` without momentum")
+def _():
+    ranks = [train(*ready(momentum=0.0, rank=rank, target_rms=0.5)) for rank in (1, None)]
+    assert not equal(*ranks)
+
+
+@habit("NaN in a latent weight")
+def _():
+    model, optimizer = ready()
+    loss_of(model).backward()
+    model[2].weight.data[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match="layer '2': the latent weight"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="layer '2': the latent weight"):
+        QPSBGD(binary_parameters(model))
+
+
+@habit("`optimizer.load_state_dict` with NaN, or with settings out of range")
+def _():
+    for spoil in (
+        lambda state: state["state"][0]["exp_avg"].fill_(math.nan),
+        lambda state: state["param_groups"][0].update(lr=math.inf),
+        lambda state: state["param_groups"][0].pop("clamp"),
+        lambda state: state.pop("run"),
+    ):
+        model, optimizer = ready()
+        train(model, optimizer)
+        state = copy.deepcopy(optimizer.state_dict())
+        spoil(state)
+        with pytest.raises(ValueError, match=r"not finite|lr|clamp|run"):
+            optimizer.load_state_dict(state)
+        train(model, optimizer, 1)
+
+
+@habit("`torch.save` of `state_dict()`s, `torch.load(weights_only=True)`, resume")
+def _(tmp_path):
+    model, optimizer = ready()
+    train(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
+    expected = train(model, optimizer)
+    model, optimizer = ready(lr=1.0)
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert equal(train(model, optimizer), expected)
+
+
+@habit("`model.load_state_dict(…, assign=True)` after the optimizer was made")
+def _():
+    model, optimizer = ready()
+    model.load_state_dict(small().state_dict(), assign=True)
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match="no backward pass has left a record"):
+        optimizer.step()
+
+
+@habit("`copy.deepcopy(model)`, `torch.save(model)`")
+def _(tmp_path):
+    model, optimizer = ready()
+    train(model, optimizer)
+    torch.save(model, tmp_path / "model.pt")
+    for twin in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert equal(weights(twin), weights(model))
+        train(twin, QPSBGD(binary_parameters(twin)), 1)
+
+
+@habit("EMA: `torch.optim.swa_utils.AveragedModel`")
+def _():
+    model, optimizer = ready()
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    for _ in range(3):
+        train(model, optimizer, 1)
+        average.update_parameters(model)
+    assert average(data()[0]).shape == (32, 4)
+
+
+# Layers and models
+
+
+@habit("`bias`, `device`, `dtype` of `nn.Linear`, in torch's order")
+def _():
+    layer = BinaryLinear(12, 4, False, "cpu", torch.float64)
+    assert layer.bias is None
+    layer = BinaryLinear(12, 4, bias=True)
+    assert [name for name, _ in binary_parameters(layer)] == ["weight"]
+    assert [name for name, _ in real_parameters(layer)] == ["bias"]
+    meta = BinaryLinear(12, 4, device="meta").to_empty(device="cpu")
+    meta.reset_parameters()
+    assert meta.weight.abs().max() <= 0.01
+
+
+@habit('`padding="same"`, `padding_mode`, `groups`, `dilation` of `nn.Conv2d`')
+def _():
+    layer = BinaryConv2d(4, 8, 3, padding="same", padding_mode="reflect", groups=2, dilation=2, bias=True)
+    optimizer = QPSBGD(binary_parameters(layer))
+    before = weights(layer)
+    out = layer(torch.randn(2, 4, 9, 9))
+    assert out.shape == (2, 8, 9, 9)
+    out.square().mean().backward()
+    optimizer.step()
+    assert all(moved(layer, before))
+
+
+@habit("inputs without a batch dimension")
+def _():
+    for layer, shape in ((BinaryLinear(12, 4), (12,)), (BinaryConv2d(2, 4, 3), (2, 6, 6))):
+        optimizer = QPSBGD(binary_parameters(layer))
+        before = weights(layer)
+        x = torch.randn(shape)
+        single, batched = layer(x), layer(x[None])
+        assert torch.equal(single, batched[0])
+        single.square().mean().backward()
+        optimizer.step()
+        assert all(moved(layer, before))
+
+
+@habit("`nn.Conv1d`, `nn.Conv3d`, `nn.ConvTranspose2d`")
+def _():
+    from spingrad import BinaryConv1d, BinaryConv3d, BinaryConvTranspose2d
+
+    for kind, shape in (
+        (BinaryConv1d, (2, 3, 9)),
+        (BinaryConv3d, (2, 3, 5, 5, 5)),
+        (BinaryConvTranspose2d, (2, 3, 5, 5)),
+    ):
+        layer = kind(3, 4, 3, stride=2, padding=1)
+        optimizer = QPSBGD(binary_parameters(layer))
+        before = weights(layer)
+        layer(torch.randn(shape)).square().mean().backward()
+        optimizer.step()
+        assert all(moved(layer, before))
+
+
+@habit("a torch model with attention: `convert(nn.TransformerEncoderLayer(…))`")
+def _():
+    from spingrad import convert
+
+    torch.manual_seed(0)
+    model = convert(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True))
+    assert len(binary_parameters(model)) >= 4
+    optimizer = QPSBGD(binary_parameters(model))
+    before = weights(model)
+    x = torch.randn(2, 5, 16)
+    out = model(x)
+    out.square().mean().backward()
+    optimizer.step()
+    assert all(moved(model, before))
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), model.train()(x))
+
+
+@habit("a trained torch model made binary: `convert(model, keep=…)`")
+def _():
+    from spingrad import convert
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    trained = model[2].weight.detach().clone()
+    model = convert(model, keep=["first", "last"])
+    assert isinstance(model[0], nn.Conv2d)
+    assert isinstance(model[4], nn.Linear)
+    assert torch.equal(model[2].binary_weight, torch.where(trained >= 0, 1.0, -1.0))
+
+
+@habit("tied layers: one weight in two places")
+def _():
+    model = nn.Sequential(BinaryLinear(12, 12), nn.Hardtanh(), BinaryLinear(12, 12))
+    model[2].weight = model[0].weight
+    optimizer = QPSBGD(binary_parameters(model))
+    before = weights(model)
+    model(data()[0]).square().mean().backward()
+    optimizer.step()
+    assert moved(model, before) == [True]
+
+
+@habit("`channels_last`")
+def _():
+    taken = []
+    for memory in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        layer = BinaryConv2d(4, 8, 3).to(memory_format=memory)
+        optimizer = QPSBGD(binary_parameters(layer))
+        layer(torch.randn(2, 4, 6, 6).to(memory_format=memory)).square().mean().backward()
+        optimizer.step()
+        taken.append(layer.weight.detach().contiguous())
+    assert torch.equal(*taken)
+
+
+@habit("activation checkpointing: `torch.utils.checkpoint`")
+def _():
+    expected = train(*ready())
+    for reentrant in (True, False):
+        model, optimizer = ready()
+        for seed in range(4):
+            x, y = data(seed=seed)
+            optimizer.zero_grad()
+            out = torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+            nn.functional.cross_entropy(out, y).backward()
+            optimizer.step()
+        assert equal(weights(model), expected)
+
+
+@habit("`torch.compile(model, fullgraph=True)`")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for seed in range(4):
+        optimizer.zero_grad()
+        loss_of(compiled, data(seed=seed)).backward()
+        optimizer.step()
+    assert equal(weights(model), expected)
+
+
+@habit("`torch.export.export(model, …)`")
+def _():
+    model = small().eval()
+    program = torch.export.export(model, (data()[0],))
+    torch.testing.assert_close(program.module()(data()[0]), model(data()[0]))
+
+
+@habit("`torch.inference_mode()` and `torch.no_grad()` for evaluation")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    for seed in range(4):
+        with torch.inference_mode():
+            loss_of(model)
+        with torch.no_grad():
+            loss_of(model.eval())
+        train(model.train(), optimizer, 0)
+        optimizer.zero_grad()
+        loss_of(model, data(seed=seed)).backward()
+        optimizer.step()
+    assert equal(weights(model), expected)
+
+
+# Trainers
+
+
+def _lightning_module(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+            self.automatic_optimization = False
+
+        def configure_optimizers(self):
+            real = [p for _, p in real_parameters(self.model)]
+            return QPSBGD(binary_parameters(self.model)), torch.optim.Adam(real)
+
+        def training_step(self, batch, index):
+            optimizers = self.optimizers()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            self.manual_backward(loss_of(self.model, batch))
+            for optimizer in optimizers:
+                self.clip_gradients(optimizer, 1.0, "norm")
+                optimizer.step()
+
+    return lightning, Module()
+
+
+def _fit(**settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(BinaryLinear(12, 24), nn.BatchNorm1d(24), nn.Hardtanh(), BinaryLinear(24, 4))
+    before = weights(model)
+    lightning, module = _lightning_module(model)
+    quiet = dict(enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(accelerator="cpu", logger=False, max_epochs=1, **quiet, **settings)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(64)), batch_size=16)
+        trainer.fit(module, loader)
+    assert all(moved(model, before))
+
+
+@habit("Lightning with two optimizers")
+def _():
+    pytest.importorskip("lightning")
+    _fit()
+
+
+@habit("Lightning's `16-mixed`, with its `GradScaler`")
+def _():
+    pytest.importorskip("lightning")
+    from lightning.pytorch.plugins import MixedPrecision
+
+    _fit(plugins=[MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))])
+
+
+@habit("Accelerate: `prepare(model, optimizer, loader)`")
+def _():
+    accelerate = pytest.importorskip("accelerate")
+    model, optimizer = ready()
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(64)), batch_size=16)
+    prepared, wrapped, batches = accelerator.prepare(model, optimizer, loader)
+    before = weights(model)
+    for batch in batches:
+        with accelerator.accumulate(prepared):
+            accelerator.backward(loss_of(prepared, batch))
+            accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+            wrapped.step()
+            wrapped.zero_grad()
+    assert all(moved(model, before))
+    assert optimizer.run["step"] == 2
+
+
+# Solvers
+
+
+@habit("`QPSBGD(solver=SimulatedAnnealingSampler())`, any dimod sampler")
+def _():
+    from dwave.samplers import SimulatedAnnealingSampler
+
+    model, optimizer = ready(solver=SimulatedAnnealingSampler())
+    train(model, optimizer, 1)
+    for wrong in (SimulatedAnnealingSampler, "annealing", object()):
+        with pytest.raises(TypeError, match="dimod sampler"):
+            ready(solver=wrong)
+
+
+@habit("every sample of an annealer, its timing and chain breaks: `solution.info`")
+def _():
+    from dwave.samplers import SimulatedAnnealingSampler
+
+    sampler = SimulatedAnnealingSampler()
+    problem = random_problem(6, 5, 3, seed=0)
+    info = DimodSolver(sampler, keep_samples=True, num_reads=7).solve(problem).info
+    assert [len(samples) for samples in info["samples"]] == [7, 7, 7]
+    assert len(info["timing"]) == 3
+    assert "samples" not in DimodSolver(sampler).solve(problem).info
+
+
+@habit("`check_solver` for a solver that does not repeat: `deterministic=False`")
+def _():
+    class Restless(Solver):
+        def __init__(self):
+            self.calls = 0
+
+        def solve(self, problem, *, seed=0):
+            self.calls += 1
+            spins = BlockDescentSolver(num_sweeps=9).solve(problem, seed=seed).spins
+            if self.calls > 1 and problem.H.shape == (24, 2):
+                spins = spins * torch.tensor([(-1.0) ** self.calls, 1.0])
+            return Solution(problem, spins)
+
+    with pytest.raises(AssertionError, match="deterministic=False"):
+        check_solver(Restless())
+    check_solver(Restless(), deterministic=False)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("row", HABITS)
+def test_habit(row, request):
+    names = inspect.signature(HABITS[row]).parameters
+    HABITS[row](**{name: request.getfixturevalue(name) for name in names})
