@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from spingrad_lab.data import adult, fashion_mnist, files, karate, key_points, line_features, mnist, planetoid
+from spingrad_lab.data import (
+    adult,
+    cifar10,
+    fashion_mnist,
+    files,
+    karate,
+    key_points,
+    line_features,
+    mnist,
+    planetoid,
+    tiny_shakespeare,
+)
 from spingrad_lab.data.graphs import unpickle
 
 # torch_geometric still scripts its classes, which torch has deprecated.
@@ -107,10 +118,22 @@ def test_a_file_that_is_nowhere_is_explained(source):
 
 
 def test_every_official_source_is_encrypted():
-    from spingrad_lab.data import adult, graphs, mnist
+    from spingrad_lab.data import graphs
 
-    sources = [*sys.modules[mnist.__module__]._SOURCE.values(), graphs._SOURCE]
-    assert all(url.startswith("https://") for url in [*sources, sys.modules[adult.__module__]._SOURCE])
+    modules = [sys.modules[load.__module__] for load in (adult, cifar10, tiny_shakespeare)]
+    sources = [*sys.modules[mnist.__module__]._SOURCE.values(), graphs._SOURCE, *(m._SOURCE for m in modules)]
+    assert all(url.startswith("https://") for url in sources)
+
+
+def test_cifar10_has_the_published_counts(data_folder):
+    test = cifar10("test")
+    assert test.images.shape == (10_000, 3, 32, 32)
+    assert test.labels.bincount().tolist() == [1000] * 10
+
+
+def test_tiny_shakespeare_has_the_published_length(data_folder):
+    text = tiny_shakespeare()
+    assert (len(text), len(set(text))) == (1_115_394, 65)
 
 
 def test_wrong_splits_are_explained():

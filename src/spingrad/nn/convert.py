@@ -22,6 +22,7 @@ BINARY: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.Conv3d: BinaryConv3d,
     nn.ConvTranspose2d: BinaryConvTranspose2d,
 }
+REPLACED: tuple[type[nn.Module], ...] = (*BINARY, nn.MultiheadAttention)
 Keep = str | type[nn.Module]
 Start = Literal["fan_in", "mean"] | float
 
@@ -90,7 +91,7 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     for name, module in model.named_modules():
         if module in inside:
             continue
-        if isinstance(module, (*BINARY, nn.MultiheadAttention)):
+        if isinstance(module, REPLACED):
             found[name] = module
             inside.update(module.modules())
     return found
@@ -99,16 +100,13 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 def _kept(model: nn.Module, layers: dict[str, nn.Module], keep: list[Keep]) -> set[str]:
     """The names of the layers that stay real."""
     kept: set[str] = set()
+    every = [*model.named_modules(remove_duplicate=False)]
     for own in keep:
         if own in ("first", "last") and layers:
             kept.add([*layers][0 if own == "first" else -1])
             continue
-        inside = {
-            part
-            for name, module in model.named_modules(remove_duplicate=False)
-            if _is_meant(own, name, module)
-            for part in module.modules()
-        }
+        meant = [module for name, module in every if _is_meant(own, name, module)]
+        inside = {part for module in meant for part in module.modules()}
         names = {name for name, module in layers.items() if module in inside}
         if not names:
             raise ValueError(f"keep: {own!r} has no layer to keep; the layers are {[*layers]}")
@@ -146,7 +144,7 @@ def _check(module: nn.Module, name: str) -> None:
 
 
 def _kind(module: nn.Module) -> type[nn.Module]:
-    return next(kind for kind in (*BINARY, nn.MultiheadAttention) if isinstance(module, kind))
+    return next(kind for kind in REPLACED if isinstance(module, kind))
 
 
 def _check_ties(model: nn.Module, names: dict[nn.Module, str]) -> None:

@@ -29,13 +29,13 @@ _SHA256 = {
 
 
 class Images(NamedTuple):
-    """Grey images as bytes, shape ``(count, 28, 28)``, and their classes, shape ``(count,)``."""
+    """Images as bytes, shape ``(count, …)``, and their classes, shape ``(count,)``."""
 
     images: Tensor
     labels: Tensor
 
     def pixels(self) -> Tensor:
-        """Images as floats in [0, 1], flattened to shape ``(count, 784)``."""
+        """Images as floats in [0, 1], flattened to one row each."""
         return self.images.flatten(1).float() / 255
 
 

@@ -1,0 +1,108 @@
+"""A complete training script: mixed precision, clipping, EMA, schedule, resume, early stopping, many workers.
+
+pip install ".[fast]" scikit-learn
+python examples/training_script.py                              # one process
+torchrun --nproc-per-node=2 examples/training_script.py         # two
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from spingrad import QPSBGD, BinaryLinear, binary_parameters, real_parameters
+from spingrad.distributed import DistributedQPSBGD, data_parallel
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument(
+    "--patience", type=int, default=10, help="epochs without a better accuracy before it stops"
+)
+parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"))
+args = parser.parse_args()
+
+rank, workers = 0, 1
+if "RANK" in os.environ:  # started by torchrun
+    dist.init_process_group("gloo")
+    rank, workers = dist.get_rank(), dist.get_world_size()
+
+torch.manual_seed(0)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels)
+order = torch.randperm(len(x))
+train, test = order[:1500], order[1500:]
+
+model = nn.Sequential(
+    BinaryLinear(64, 256),
+    nn.BatchNorm1d(256),
+    nn.Hardtanh(),
+    BinaryLinear(256, 256),
+    nn.BatchNorm1d(256),
+    nn.Hardtanh(),
+    nn.Linear(256, 10),
+)
+ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98), use_buffers=True)
+real = [p for _, p in real_parameters(model)]
+optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(real, lr=3e-3)]
+if workers > 1:
+    optimizers.append(DistributedQPSBGD(binary_parameters(model), lr=3e-3))
+    trained: nn.Module = data_parallel(model)  # DDP for the real-valued parameters
+else:
+    optimizers.append(QPSBGD(binary_parameters(model), lr=3e-3))
+    trained = model
+steps = args.epochs * -(-len(train) // 100)
+schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]  # decay is worth half a point
+scaler = torch.amp.GradScaler("cpu", enabled=False)  # with float16 on a GPU: "cuda", enabled=True
+
+parts = {"model": model, "ema": ema, "scaler": scaler}
+parts |= {f"optimizer {i}": own for i, own in enumerate(optimizers)}
+parts |= {f"schedule {i}": own for i, own in enumerate(schedules)}
+first, best, since = 0, 0.0, 0
+if args.checkpoint.exists():  # resume
+    saved = torch.load(args.checkpoint, weights_only=True)
+    first, best, since = saved["epoch"], saved["best"], saved["since"]
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])  # type: ignore[attr-defined]
+
+for epoch in range(first, args.epochs):
+    shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))]
+    for rows in shuffled.split(100):
+        own = rows.tensor_split(workers)[rank]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(trained(x[own]), y[own])
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizers[0])
+        nn.utils.clip_grad_norm_(real, 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            scaler.step(optimizer)
+            schedule.step()
+        scaler.update()
+        ema.update_parameters(model)
+
+    ema.eval()
+    with torch.inference_mode():
+        score = (ema(x[test]).argmax(1) == y[test]).float().mean()
+    if workers > 1:
+        dist.broadcast(score, 0)  # BatchNorm's statistics differ a little: all workers decide alike
+    accuracy = score.item()
+    since = 0 if accuracy > best else since + 1
+    best = max(best, accuracy)
+    if rank == 0:
+        print(f"epoch {epoch + 1}: test accuracy {accuracy:.4f}, best {best:.4f}", flush=True)
+        state = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
+        fresh = args.checkpoint.with_suffix(".part")
+        torch.save({"epoch": epoch + 1, "best": best, "since": since, **state}, fresh)
+        fresh.replace(args.checkpoint)  # never half a checkpoint
+    if since >= args.patience:
+        break
+
+if workers > 1:
+    dist.destroy_process_group()
