@@ -113,6 +113,7 @@ DIFFERENT_LATER = {
     "no backward": "layer '0': no backward pass has left a record on rank 1",
     "unused": "layer '2': no backward pass has left a record on rank 1",
     "nan": "FloatingPointError: rank 1: layer '0': the layer's input or output gradient is not finite",
+    "nan in a weight": "FloatingPointError: rank 1: layer '2': the latent weight",
     "inputs": "rank 1 has a record of layer '0'=torch.float32 with inputs of shape (1, 6, 6) and",
     "in place": "rank 1 raised RuntimeError: an input of a binary layer was modified by an in-place",
     "weights": "step 4 the weights are not the same on all ranks; something changed them on some ranks only: "
@@ -171,6 +172,8 @@ def disturb_step(mode, model, optimizer, x, start):
         optimizer.load_state_dict(start)
     if mode == "group":
         optimizer.add_param_group({"params": [("more.weight", BinaryLinear(3, 2).weight)]})
+    if mode == "nan in a weight":
+        model[2].weight.data[1, 2] = torch.nan
     if mode == "in place":
         x.zero_()
     if mode == "weights":
