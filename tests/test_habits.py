@@ -838,7 +838,7 @@ def _():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("row", HABITS)
+@pytest.mark.parametrize("row", HABITS, ids=str)
 def test_habit(row, request):
     names = inspect.signature(HABITS[row]).parameters
     HABITS[row](**{name: request.getfixturevalue(name) for name in names})
