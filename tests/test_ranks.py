@@ -1,15 +1,21 @@
 """What a training script on several ranks may do: it works, or the error says what to do."""
 
 import itertools
+import os
+import signal
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from workers import run_workers
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
-from spingrad.distributed import DistributedQPSBGD
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
+from spingrad.distributed import DistributedQPSBGD, data_parallel
 from spingrad.solvers import SignSolver
 
 
@@ -107,6 +113,7 @@ DIFFERENT_LATER = {
     "no backward": "layer '0': no backward pass has left a record on rank 1",
     "unused": "layer '2': no backward pass has left a record on rank 1",
     "nan": "FloatingPointError: rank 1: layer '0': the layer's input or output gradient is not finite",
+    "nan in a weight": "FloatingPointError: rank 1: layer '2': the latent weight",
     "inputs": "rank 1 has a record of layer '0'=torch.float32 with inputs of shape (1, 6, 6) and",
     "in place": "rank 1 raised RuntimeError: an input of a binary layer was modified by an in-place",
     "weights": "step 4 the weights are not the same on all ranks; something changed them on some ranks only: "
@@ -165,6 +172,8 @@ def disturb_step(mode, model, optimizer, x, start):
         optimizer.load_state_dict(start)
     if mode == "group":
         optimizer.add_param_group({"params": [("more.weight", BinaryLinear(3, 2).weight)]})
+    if mode == "nan in a weight":
+        model[2].weight.data[1, 2] = torch.nan
     if mode == "in place":
         x.zero_()
     if mode == "weights":
@@ -211,3 +220,181 @@ def test_a_difference_on_one_rank_is_an_error_on_every_rank_that_names_rank_and_
         for name in ("nothing", "huge", "unused everywhere", "added"):
             first, *rest = [seen[reduction, name] for seen in ranks]
             assert all(torch.equal(other, first) for other in rest), (reduction, name)
+
+
+def lose_a_rank(rank, size, signal_number):
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model))
+    for step in range(3):
+        model(torch.ones(8, 40)).square().mean().backward()
+        if rank == 1 and step == 1:
+            os.kill(os.getpid(), signal_number)
+        if error := told(optimizer.step):
+            return {"error": error, "steps": step}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_stops_is_named_by_the_others(tmp_path, how):
+    for seen in run_workers(lose_a_rank, 3, tmp_path, how, lost=[1], timeout=15):
+        assert "RuntimeError: rank 1 did not answer" in seen["error"]
+        assert seen["steps"] == 1
+
+
+class Mixed(nn.Sequential):
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        layers = BinaryLinear(40, 32), nn.BatchNorm1d(32), nn.Hardtanh(), BinaryLinear(32, 4)
+        super().__init__(*layers)
+
+
+def everything(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def take_steps(rank, replica, optimizers):
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        replica(torch.randn(16, 40, generator=generator)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def with_ddp(rank, wrap, optimizer_first, reduction):
+    model = Mixed(seed=rank)
+    replica = None if optimizer_first else wrap(model)
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    replica = replica or wrap(model)
+    take_steps(rank, replica, [optimizer, torch.optim.Adam(real_parameters(model))])
+    return everything(model)
+
+
+def with_ddp_and_plain_qpsbgd(rank):
+    model = Mixed(seed=rank)
+    DistributedDataParallel(model)
+    QPSBGD(binary_parameters(model))
+
+
+def sharded(rank):
+    model = Mixed(seed=rank)
+    fully_shard(model)
+    DistributedQPSBGD(binary_parameters(model))
+
+
+def sharded_without_binary_weights(rank):
+    model = Mixed(seed=rank)
+    fully_shard(model, ignored_params={weight for _, weight in binary_parameters(model)})
+    optimizer = DistributedQPSBGD(binary_parameters(model))
+    adam = torch.optim.Adam(real_parameters(model))
+    take_steps(rank, model, [optimizer, adam])
+    return weights(model)
+
+
+def torch_habits(rank, size):
+    return {
+        "plain": told(with_ddp_and_plain_qpsbgd, rank),
+        "sharded": told(sharded, rank),
+        "ignored": sharded_without_binary_weights(rank),
+        "ddp": {
+            reduction: [
+                with_ddp(rank, wrap, first, reduction)
+                for wrap in (data_parallel, DistributedDataParallel)
+                for first in (True, False)
+            ]
+            for reduction in ("gather", "vote")
+        },
+    }
+
+
+def test_raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise(tmp_path):
+    first, second = run_workers(torch_habits, 2, tmp_path)
+    for seen in (first, second):
+        assert "DistributedQPSBGD" in seen["plain"]
+        assert "weight 0 '0.weight' is sharded" in seen["sharded"]
+        assert "ignored_params" in seen["sharded"]
+    assert torch.equal(first["ignored"], second["ignored"])
+    for reduction in ("gather", "vote"):
+        results = first["ddp"][reduction] + second["ddp"][reduction]
+        assert all(torch.equal(own, results[0]) for own in results), reduction
+
+
+def under_torchrun(rank, size):
+    """Make this process look as if torchrun had started it."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "test"}
+
+
+def batches(rank, count=3):
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(16, 40, generator=generator) for _ in range(count)]
+
+
+def lightning_ddp(rank, size, make):
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Mixed(seed=rank)
+            self.automatic_optimization = False
+
+        def training_step(self, x, _):
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(self.net(x).square().mean())
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [make(binary_parameters(self)), torch.optim.Adam(real_parameters(self))]
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    quiet |= {"enable_model_summary": False, "max_epochs": 1, "use_distributed_sampler": False}
+    trainer = lightning.Trainer(strategy="ddp", devices=size, accelerator="cpu", **quiet)
+    module = Module()
+    trainer.fit(module, DataLoader(torch.cat(batches(rank)), batch_size=16))
+    return everything(module.net)
+
+
+def accelerate_ddp(rank, make):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    model = Mixed(seed=rank)
+    replica, *optimizers = accelerator.prepare(
+        model, make(binary_parameters(model)), torch.optim.Adam(real_parameters(model))
+    )
+    for x in batches(rank):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        accelerator.backward(replica(x).square().mean())
+        for optimizer in optimizers:
+            optimizer.step()
+    return everything(model)
+
+
+def trainers(rank, size):
+    under_torchrun(rank, size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "expected": with_ddp(rank, data_parallel, True, "gather"),
+            "accelerate": accelerate_ddp(rank, DistributedQPSBGD),
+            "accelerate, plain": told(accelerate_ddp, rank, QPSBGD),
+            "lightning": lightning_ddp(rank, size, DistributedQPSBGD),
+            "lightning, plain": told(lightning_ddp, rank, size, QPSBGD),
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.needs("lightning", "accelerate")
+def test_lightning_and_accelerate_on_two_ranks_take_the_steps_of_a_plain_loop(tmp_path):
+    ranks = run_workers(trainers, 2, tmp_path)
+    for seen in ranks:
+        for trainer in ("lightning", "accelerate"):
+            assert torch.equal(seen[trainer], ranks[0]["expected"]), trainer
+            assert "DistributedQPSBGD" in seen[f"{trainer}, plain"]

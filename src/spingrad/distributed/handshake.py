@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +32,39 @@ def version() -> str:
 def failure(error: Exception) -> Facts:
     """The facts of a rank that has none, because of an error; the others hear of it."""
     return {FAILED: f"{type(error).__name__}: {error}"}
+
+
+def facts_of(groups: Sequence[dict[str, Any]], settings: Sequence[str]) -> Facts:
+    """The settings of parameter groups, and dtype and shape of their weights.
+
+    Example:
+        >>> facts_of([{"lr": 0.5, "params": [torch.zeros(2, 3)]}], ["lr"])
+        {'lr': '0.5', 'weight 0': 'torch.float32 of shape (2, 3), requires_grad=False'}
+    """
+    facts: Facts = {}
+    for i, group in enumerate(groups):
+        place = f" of group {i}" if len(groups) > 1 else ""
+        facts |= {f"{name}{place}": _as_text(group[name]) for name in settings if name in group}
+    weights = [weight for group in groups for weight in group["params"]]
+    for name, weight in zip(names_of(groups), weights, strict=True):
+        frozen = "" if weight.requires_grad else ", requires_grad=False"
+        facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{frozen}"
+    return facts
+
+
+def names_of(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """What errors call the weights: their number and, if known, their name."""
+    names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
+    return [f"weight {i}" if name is None else f"weight {i} {name!r}" for i, name in enumerate(names)]
+
+
+def _as_text(value: Any) -> str:
+    """A setting as text, the same for 1, 1.0 and a tensor of it."""
+    if isinstance(value, Tensor):
+        value = value.item()
+    if isinstance(value, int | float):
+        value = int(value) if float(value).is_integer() else float(value)
+    return repr(value)
 
 
 def digest(facts: Facts) -> list[int]:

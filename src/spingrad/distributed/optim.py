@@ -16,9 +16,11 @@ from spingrad.distributed.handshake import (
     differ,
     digest,
     explain,
+    facts_of,
     failure,
     fingerprints,
     named,
+    names_of,
     texts,
     version,
 )
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 Sizes = list[list[int]]
 """For every layer, the number of its samples and a number for their form."""
+
+FINE, SKIP, FAIL = range(3)  # what a rank says of the values of its step
 
 MADE = "all ranks have to make DistributedQPSBGD with the same model and settings"
 UNLIKE = "all ranks have to take the same step with the same model and settings"
@@ -111,14 +115,28 @@ class DistributedQPSBGD(QPSBGD):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of weights, on all ranks together; those of the first rank are copied to the others."""
         if not self._agreed:  # the constructor is at work, which compares all groups together
-            return super().add_param_group(param_group)
-        error = None
+            return self._add(param_group)
+        before, error = len(self.param_groups), None
         try:
-            super().add_param_group(param_group)
+            self._add(param_group)
         except Exception as own:
             error = own
-        self._exchange("add_param_group()", error, sizes=[], check_weights=False)
+        try:
+            self._exchange("add_param_group()", error, sizes=[], check_weights=False)
+        except Exception:
+            del self.param_groups[before:]
+            raise
         self._take_in(self.param_groups[-1]["params"])
+
+    def _add(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for name, weight in zip(names_of(self.param_groups), self._weights(), strict=True):
+            if hasattr(weight, "device_mesh"):  # a DTensor; its class takes long to import
+                raise TypeError(
+                    f"{name} is sharded over the ranks (a DTensor, as fully_shard makes them), but each rank "
+                    "needs whole binary weights. Leave them out (torch 2.7 or newer): fully_shard(model, "
+                    "ignored_params={weight for _, weight in binary_parameters(model)})"
+                )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state; the next step compares the weights and settings of all ranks."""
@@ -150,16 +168,15 @@ class DistributedQPSBGD(QPSBGD):
 
     def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
         """Whether the records of all workers are finite: what one worker cannot use, no worker takes."""
-        fine, error = False, None
         try:
-            fine = super().accept(layers, found, sound)
+            verdict, error = FINE if super().accept(layers, found, sound) else SKIP, None
         except FloatingPointError as own:
-            error = own
-        state = torch.tensor([fine, error is not None], device=self._device)
-        all_fine, failed = self.wire.all_gather(state).T.tolist()
-        if any(failed):
+            verdict, error = FAIL, own
+        sent = torch.tensor(verdict, dtype=torch.uint8, device=self._device)
+        worst = int(self.wire.all_gather(sent).max())
+        if worst == FAIL:
             raise FloatingPointError(self._not_finite() or str(error))
-        return all(all_fine)
+        return worst == FINE
 
     def _not_finite(self) -> str:
         """Whose values are not finite: the records of the step may be those of all ranks, joined."""
@@ -192,7 +209,7 @@ class DistributedQPSBGD(QPSBGD):
         if error is not None:
             raise error
         if all(any(rank[1]) for rank in told) and differ([rank[1] for rank in told]):
-            values = zip(self._names(), prints.tolist(), strict=True)
+            values = zip(names_of(self.param_groups), prints.tolist(), strict=True)
             own = {f"digest of {name}": f"{value % 2**64:016x}" for name, value in values}
             explain(self.wire, own, self._device, DRIFTED.format(self.run["step"]))
         return [rank[2 : 2 + len(sizes)] for rank in told]
@@ -229,35 +246,21 @@ class DistributedQPSBGD(QPSBGD):
         device: torch.device = self.param_groups[0]["params"][0].device
         return device
 
-    def _names(self) -> list[str]:
-        names = [name for group in self.param_groups for name in group.get("param_names", group["params"])]
-        return [f"weight {i}" + f" {name!r}" * isinstance(name, str) for i, name in enumerate(names)]
-
     def _made_with(self, reduction: str) -> Facts:
         """What is compared once."""
         return {
             "spingrad": version(),
             "torch": str(torch.__version__).partition("+")[0],
             "reduction": reduction,
-            "solver": re.sub(r" at 0x[0-9a-f]+", "", repr(self.reduction.inner)),
+            "solver": re.sub(r" at 0x[0-9a-f]+", "", repr(self.reduction.inner)),  # without addresses
             "keep_grad": str(self.keep_grad),
             "check_every": str(self.check_every),
         }
 
     def _in_force(self) -> Facts:
         """What is compared in every step: it can change in a run, by a scheduler or a checkpoint."""
-        facts = {
-            "step": str(self.run["step"]),
-            "seed": str(self.run["seed"]),
-            "on_nonfinite": self.on_nonfinite,
-        }
-        for i, group in enumerate(self.param_groups):
-            place = f" of group {i}" * (len(self.param_groups) > 1)
-            facts |= {f"{name}{place}": _as_text(group[name]) for name in self.defaults if name in group}
-        for name, weight in zip(self._names(), self._weights(), strict=True):
-            frozen = "" if weight.requires_grad else ", requires_grad=False"
-            facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{frozen}"
-        return facts
+        run = {"step": str(self.run["step"]), "seed": str(self.run["seed"])}
+        return run | {"on_nonfinite": self.on_nonfinite} | facts_of(self.param_groups, list(self.defaults))
 
 
 def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
@@ -288,12 +291,3 @@ def _form(layer: Layer) -> str:
     return (
         f"{x.dtype} with inputs of shape {tuple(x.shape[1:])} and gradients of shape {tuple(grad.shape[1:])}"
     )
-
-
-def _as_text(value: Any) -> str:
-    """A setting as text, the same for 1, 1.0 and a tensor of it."""
-    if isinstance(value, Tensor):
-        value = value.item()
-    if isinstance(value, int | float):
-        value = int(value) if float(value).is_integer() else float(value)
-    return repr(value)
