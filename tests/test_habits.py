@@ -18,7 +18,9 @@ from spingrad.testing import check_solver, random_problem
 PAGE = Path(__file__).parents[1] / "docs/training.md"
 HABITS = {}
 ON_SEVERAL_RANKS = {  # these need processes of their own: the tests are in test_ranks.py
-    "`DistributedDataParallel(model)` and `QPSBGD`": "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise",
+    "`DistributedDataParallel(model)` and `QPSBGD`": (
+        "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise"
+    ),
     "`DistributedDataParallel(model)` and `DistributedQPSBGD`": (
         "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise"
     ),
