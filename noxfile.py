@@ -1,7 +1,7 @@
 """The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
 
-``lint``, ``tests`` and ``lab`` run in the environment that nox is installed in; ``plain`` and ``minimum``
-make their own.
+``lint``, ``tests`` and ``lab`` run in the environment that nox is installed in; ``plain``, ``minimum`` and
+``newest`` make their own.
 """
 
 import os
@@ -61,6 +61,14 @@ def plain(session: nox.Session) -> None:
 def minimum(session: nox.Session) -> None:
     """The oldest requirements that pyproject.toml allows. By hand: older torch brings CUDA packages."""
     session.install(*NO_EXTRAS, *(requirement.replace(">=", "==") for requirement in REQUIREMENTS))
+    _test_without_extras(session)
+
+
+@nox.session(python="3.11", default=False)
+def newest(session: nox.Session) -> None:
+    """The newest torch and other requirements. By hand: newer torch brings CUDA packages."""
+    session.install("--upgrade", "torch", *NO_EXTRAS)
+    session.run("python", "-c", "import torch; print('torch', torch.__version__)")
     _test_without_extras(session)
 
 

@@ -41,7 +41,7 @@ class Clothes(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizers = [
             QPSBGD(binary_parameters(self), lr=self.lr),
-            torch.optim.Adam([p for _, p in real_parameters(self)], lr=3e-3),
+            torch.optim.Adam(real_parameters(self), lr=3e-3),
         ]
         steps = int(self.trainer.estimated_stepping_batches)
         return optimizers, [CosineAnnealingLR(own, steps) for own in optimizers]

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
     parser.add_argument("--images", type=int, default=60_000, help="use only the first N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -79,7 +80,8 @@ def main() -> None:
                     loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
                     loss.backward()
                     optimizer.step()
-                    scheduler.step()
+                    if args.schedule == "cosine":
+                        scheduler.step()
                     total += loss.item() * len(rows)
                     progress.advance(task)
                 test_accuracy = accuracy(model, x_test, y_test)

@@ -84,7 +84,7 @@ def main() -> None:
 
     model = network(args.width, args.real)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([p for _, p in real_parameters(model)], lr=3e-3)  # was: model.parameters()
+        torch.optim.AdamW(real_parameters(model), lr=3e-3)  # was: model.parameters()
     ]
     if not args.real:
         optimizers.append(QPSBGD(binary_parameters(model), lr=args.lr))  # new

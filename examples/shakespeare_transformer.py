@@ -79,7 +79,7 @@ def main() -> None:
     if not args.real:
         convert(model, keep="last")  # new
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([p for _, p in real_parameters(model)], lr=2e-3)  # was: model.parameters()
+        torch.optim.AdamW(real_parameters(model), lr=2e-3)  # was: model.parameters()
     ]
     if not args.real:
         optimizers.append(QPSBGD(binary_parameters(model), lr=args.lr))  # new

@@ -17,6 +17,22 @@ from spingrad.testing import check_solver, random_problem
 
 PAGE = Path(__file__).parents[1] / "docs/training.md"
 HABITS = {}
+ON_SEVERAL_RANKS = {  # these need processes of their own: the tests are in test_ranks.py
+    "`DistributedDataParallel(model)` and `QPSBGD`": (
+        "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise"
+    ),
+    "`DistributedDataParallel(model)` and `DistributedQPSBGD`": (
+        "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise"
+    ),
+    "`fully_shard(model)` (FSDP2)": "raw_ddp_works_and_plain_qpsbgd_or_sharded_weights_raise",
+    "Lightning's DDP strategy, Accelerate on several processes": (
+        "lightning_and_accelerate_on_two_ranks_take_the_steps_of_a_plain_loop"
+    ),
+    "workers that differ in a setting, a shape, a dtype, a version or a weight": (
+        "a_difference_on_one_rank_is_an_error_on_every_rank_that_names_rank_and_setting"
+    ),
+    "a worker that dies or hangs": "a_rank_that_dies_or_stops_is_named_by_the_others",
+}
 
 
 def habit(row):
@@ -33,7 +49,9 @@ def rows_of_the_page():
 
 
 def test_the_page_has_a_row_for_every_habit():
-    assert rows_of_the_page() == list(HABITS)
+    assert rows_of_the_page() == [*HABITS, *ON_SEVERAL_RANKS]
+    tests = Path(__file__).with_name("test_ranks.py").read_text()
+    assert all(f"def test_{name}(" in tests for name in ON_SEVERAL_RANKS.values())
 
 
 def small():
@@ -838,7 +856,7 @@ def _():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("row", HABITS)
+@pytest.mark.parametrize("row", HABITS, ids=str)
 def test_habit(row, request):
     names = inspect.signature(HABITS[row]).parameters
     HABITS[row](**{name: request.getfixturevalue(name) for name in names})

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import runpy
 import subprocess
 import sys
@@ -233,3 +234,45 @@ def test_the_readme_runs_as_it_is_written(tmp_path):
     code = "\n".join(part.split("```")[0] for part in text.split("```python\n")[1:])
     assert "DimodSolver" in code
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, cwd=tmp_path)
+
+
+@pytest.mark.needs("spingrad_lab", "lightning")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "printed"),
+    [
+        (
+            "resnet_cifar10",
+            "--images 200 --epochs 1 --test-images 100 --width 4",
+            "epoch 1: test accuracy 0.",
+        ),
+        (
+            "shakespeare_transformer",
+            "--steps 4 --every 2 --width 32 --test-batches 1",
+            "step 4: validation loss",
+        ),
+        ("lightning_two_optimizers", "--images 300 --epochs 1", "test accuracy 0."),
+    ],
+)
+def test_scripts_from_outside_run_at_a_small_size(data_folder, script, arguments, printed):
+    command = [sys.executable, ROOT / f"examples/{script}.py", *arguments.split()]
+    assert printed in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_page_shows_the_training_script_as_it_is():
+    script = (ROOT / "examples/training_script.py").read_text()
+    page = (ROOT / "docs/training.md").read_text()
+    assert script[script.index("import argparse") :].rstrip() in page
+
+
+@pytest.mark.needs("sklearn")
+@pytest.mark.slow
+def test_the_training_script_runs_on_two_workers_and_resumes_on_one(tmp_path):
+    script = ROOT / "examples/training_script.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for command, epochs in ((launch, 1), ([sys.executable, "-W", "error"], 2)):
+        ran = subprocess.run(
+            [*command, script, "--epochs", str(epochs)],
+            check=True, capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert re.findall(r"epoch (\d): test accuracy 0\.", ran.stdout) == [str(epochs)]

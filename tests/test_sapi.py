@@ -23,6 +23,8 @@ from dwave.system import DWaveCliqueSampler, DWaveSampler, EmbeddingComposite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import spingrad.testing
+from spingrad.solvers import DimodSolver
 from spingrad.testing.sapi import Sapi
 from spingrad.testing.sapi.admission import admit
 from spingrad.testing.sapi.annealer import Annealer
@@ -152,6 +154,14 @@ def test_composites_find_the_optimum_of_a_small_clique(sapi, qpu, sampler_class)
             samples.resolve()
     dimod.testing.assert_sampleset_energies(samples, bqm)
     assert samples.first.energy == pytest.approx(optimum)
+
+
+def test_a_solver_around_ocean_s_sampler_tells_of_qpu_time_and_broken_chains(qpu):
+    sampler = DimodSolver(EmbeddingComposite(qpu), num_reads=20, embedding_parameters={"random_seed": 1})
+    info = sampler.solve(spingrad.testing.random_problem(6, 5, 2, seed=0)).info
+    assert all(timing["qpu_access_time"] > 0 for timing in info["timing"])
+    assert info["chain_breaks"].shape == (2,)
+    assert ((info["chain_breaks"] >= 0) & (info["chain_breaks"] < 1)).all()
 
 
 def test_raw_answers_keep_the_reads_apart_and_histograms_count_them(qpu):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spingrad.record import LayerRecord
 from spingrad.rows import peak_of, to_rows
@@ -181,27 +180,96 @@ class _Note(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> Tensor:
-        ctx.save_for_backward(x)  # so torch checks that nobody changes it in place before the backward pass
-        ctx.key, ctx.geometry, ctx.shape, ctx.dtype = key, geometry, weight.shape, weight.dtype
+        _Note.setup(ctx, x, weight, key, geometry)
         return out.view_as(out)
 
     @staticmethod
-    @once_differentiable
+    def setup(ctx: Any, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> None:
+        ctx.save_for_backward(x)  # so torch checks that nobody changes it in place before the backward pass
+        ctx.key, ctx.geometry, ctx.shape, ctx.dtype = key, geometry, weight.shape, weight.dtype
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.key == NOBODY:
             return grad, None, None, None, None
         (x,) = ctx.saved_tensors
         if torch.compiler.is_compiling():
             nothing = _take_op(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
-        else:
-            _take(x, grad, ctx.key, ctx.geometry)
-            nothing = _no_entries(ctx.shape, ctx.dtype, grad.device)
-        return grad, None, nothing, None, None
+            return grad, None, nothing, None, None
+        if torch.is_grad_enabled():  # create_graph=True
+            grad = _differentiated_once(grad, ctx.key)
+        if in_transform():  # which accumulates nothing
+            return grad, None, None, None, None
+        _take(x, grad, ctx.key, ctx.geometry)
+        return grad, None, _no_entries(ctx.shape, ctx.dtype, grad.device), None, None
+
+
+class _NoteInTransform(torch.autograd.Function):
+    """:class:`_Note` in the form that the transforms of ``torch.func`` need, which takes longer to call."""
+
+    @staticmethod
+    def forward(out: Tensor, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _Note.setup(ctx, *inputs[1:])
+
+    backward = _Note.backward
+
+    @staticmethod
+    def jvp(ctx: Any, out: Tensor, *_: Any) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, out: Tensor, x: Tensor, weight: Tensor, key: int, geometry: list[int]
+    ) -> tuple[Tensor, int]:
+        out, x = out.movedim(in_dims[0], 0), x.movedim(in_dims[1], 0)  # the dimension becomes more rows
+        return _NoteInTransform.apply(out, x, weight, key, geometry), 0  # type: ignore[no-untyped-call]
+
+
+class _Once(torch.autograd.Function):
+    """The identity on a gradient, which cannot be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, weight: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(
+            "a second derivative (create_graph=True, such as a gradient penalty) through a binary layer that "
+            "trains by records, which hold first derivatives only. What works: SignSGD or another "
+            "optimizer of spingrad.baselines; a penalty of finite differences, as of "
+            "model(x + epsilon * direction) - model(x); and, if only the input's derivatives are needed, "
+            "torch.func.functional_call(model, copies, x) with detached copies of the parameters"
+        )
+
+
+def _differentiated_once(grad: Tensor, key: int) -> Tensor:
+    record = _records.get(key)
+    weight = None if record is None else record._weight()
+    if weight is None or not weight.requires_grad:
+        return grad
+    once: Tensor = _Once.apply(grad, weight)  # type: ignore[no-untyped-call]
+    return once
+
+
+def in_transform() -> bool:
+    """Whether ``torch.func.grad``, ``vmap`` or another transform of torch.func is at work."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
     if (record := _records.get(key)) is not None:
-        record.note(x.detach(), grad, tuple(geometry))
+        record.note(x.detach(), grad.detach(), tuple(geometry))
 
 
 def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -214,7 +282,7 @@ def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
 def _take_op(
     x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    _take(x, grad, key, geometry)
+    _take(x.clone(), grad.clone(), key, geometry)  # compiled code writes to the memory of both later on
     return torch.zeros(shape, dtype=dtype, device=grad.device)
 
 
@@ -235,7 +303,8 @@ def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], tra
     if record is None or not torch.is_grad_enabled():
         return out
     key = record.key if training else NOBODY
-    product: Tensor = _Note.apply(out, x, weight, key, geometry)  # type: ignore[no-untyped-call]
+    note = _NoteInTransform if in_transform() else _Note
+    product: Tensor = note.apply(out, x, weight, key, geometry)  # type: ignore[no-untyped-call]
     return product
 
 

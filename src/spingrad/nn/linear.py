@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spingrad.nn.sign import spins_of
-from spingrad.recording import noted, record_of
+from spingrad.nn.sign import spins_of, spins_with_gradient_of
+from spingrad.recording import in_transform, noted, record_of
 
 Scale = bool | float | Tensor
 Device = torch.device | str | int | None
@@ -193,6 +193,8 @@ def _spins(weight: Tensor, x: Tensor) -> Tensor:
         spins = weight
     elif record is not None and not record.keep_grad:
         spins = spins_of(weight.detach())  # the record takes the place of the weight's gradient
+    elif in_transform():
+        spins = spins_with_gradient_of(weight, weight)
     else:
         spins = _StraightThrough.apply(weight)  # type: ignore[no-untyped-call]
     return spins if spins.dtype == x.dtype or not x.is_floating_point() else spins.to(x.dtype)

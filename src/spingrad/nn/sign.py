@@ -4,13 +4,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from spingrad.recording import in_transform
 
 
 def spins_of(x: Tensor) -> Tensor:
     """The sign of every entry in the dtype of ``x``; the sign of zero (also of -0.0) is +1."""
     # torch.sign has a zero and torch.copysign a negative zero; torch.where costs several times this.
     return x.sign().add_(0.5).sign_()
+
+
+def spins_with_gradient_of(surrogate: Tensor, x: Tensor) -> Tensor:
+    """The signs of ``x``, differentiated as ``surrogate``, in operations that all of torch.func knows."""
+    return spins_of(x.detach()) + (surrogate - surrogate.detach())
 
 
 class _Sign(torch.autograd.Function):
@@ -20,7 +26,6 @@ class _Sign(torch.autograd.Function):
         return spins_of(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         inside: Tensor = x.abs() <= 1
@@ -40,6 +45,8 @@ def sign(x: Tensor) -> Tensor:
         >>> x.grad
         tensor([0., 1., 1., 0.])
     """
+    if in_transform():
+        return spins_with_gradient_of(x.clamp(-1, 1), x)
     return _Sign.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 

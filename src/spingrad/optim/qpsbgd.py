@@ -152,8 +152,6 @@ class QPSBGD(Optimizer):
         """
         check_ranks(self.per_rank)  # the process group may be younger than the optimizer
         loss = evaluate(closure)
-        for group in self.param_groups:
-            check_settings(group)  # a scheduler may have changed them
         with _without_autocast(self.param_groups):
             self._step()
         return loss
@@ -190,6 +188,7 @@ class QPSBGD(Optimizer):
         """Every weight that trains, with its records, if it has any."""
         layers = []
         for group in self.param_groups:
+            check_settings(group)  # a scheduler may have changed them
             for i, weight in enumerate(group["params"]):
                 name = _name(group, i)
                 _check_dtype(name, weight)  # a model can change its dtype at any time
