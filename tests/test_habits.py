@@ -866,7 +866,11 @@ def _():
     check_solver(Restless(), deterministic=False)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore:The epoch parameter",  # the last: torch 2.6
+)
 @pytest.mark.parametrize("row", HABITS, ids=str)
 def test_habit(row, request):
     names = inspect.signature(HABITS[row]).parameters

@@ -278,7 +278,11 @@ def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     return torch.sparse_coo_tensor(index, values, tuple(shape), device=device, check_invariants=False)
 
 
-@torch.library.custom_op("spingrad::take", mutates_args=())  # a compiled graph cannot hold a record
+@torch.library.custom_op(  # a compiled graph cannot hold a record
+    "spingrad::take",
+    mutates_args=(),
+    schema="(Tensor x, Tensor grad, int key, int[] geometry, int[] shape, ScalarType dtype) -> Tensor",
+)
 def _take_op(
     x: Tensor, grad: Tensor, key: int, geometry: Sequence[int], shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
