@@ -86,6 +86,15 @@ def test_a_damaged_line_is_named(tmp_path):
         read_lines(path)
 
 
+def test_a_file_that_is_not_ours_is_refused_and_untouched(tmp_path):
+    path = tmp_path / "karate.jsonl"
+    path.write_text('{"my": "data"}')
+    for command in (["report", str(tmp_path)], ["run", "karate", "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit, match=r"karate\.jsonl is no file of spingrad's records"):
+            main(command)
+    assert path.read_text() == '{"my": "data"}'
+
+
 def test_quick_runs_and_full_ones_are_different_runs(tmp_path):
     experiment = Squares()
     experiment.plan(lab(experiment, tmp_path, quick=True))
