@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,9 +322,13 @@ class Journal:
                 raise ValueError(f"{event} of a job that was never reserved: {fact['label']}")
             if not self.attempts[fact["label"]].is_open:
                 raise ValueError(f"{event} of a job that is already settled: {fact['label']}")
-        known = {"reserve": self.attempts, "chip": self.chips, "layout": self.layouts}
+        known: dict[str, Collection[str]] = {
+            "reserve": self.attempts,
+            "chip": self.chips,
+            "layout": self.layouts,
+        }
         name = fact.get("label" if event == "reserve" else event)
-        if (event in known and name in known[event]) or (event == "run" and self.run):  # type: ignore[operator]
+        if name in known.get(event, ()) or (event == "run" and self.run):
             raise ValueError(f"{event} is there twice: {name}")
 
     def _added_us(self, event: str, fact: dict[str, Any]) -> float:
