@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from spingrad._files import append_record
 from spingrad_lab.cli import main
 from spingrad_lab.comparison import Comparison
 from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
@@ -11,7 +12,7 @@ from spingrad_lab.methods import METHODS, NUM_TRIALS, make_solver
 from spingrad_lab.paper.small import LOGISTIC_REGRESSION
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, paired
-from spingrad_lab.runs import Experiment, Lab, Line, read_lines, to_frame, where
+from spingrad_lab.runs import Experiment, Lab, Line, append_line, read_lines, to_frame, where
 from spingrad_lab.trials import Score, best_trial, current_finals
 
 # torch_geometric compiles a few functions with the deprecated torch.jit when it is imported.
@@ -79,9 +80,19 @@ def test_a_line_cut_short_is_computed_again(tmp_path):
 
 def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "squares.jsonl"
-    path.write_text("{}\n{}\n")
-    with pytest.raises(ValueError, match=r"squares\.jsonl, line 1 is not a finished run"):
+    append_line(path, Line({}, {}, 0.0, {}))
+    append_record(path, {"seed": 1})
+    with pytest.raises(ValueError, match=r"squares\.jsonl, line 3 is not a finished run"):
         read_lines(path)
+
+
+def test_a_file_that_is_not_ours_is_refused_and_untouched(tmp_path):
+    path = tmp_path / "karate.jsonl"
+    path.write_text('{"my": "data"}')
+    for command in (["report", str(tmp_path)], ["run", "karate", "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit, match=r"karate\.jsonl is no file of spingrad's records"):
+            main(command)
+    assert path.read_text() == '{"my": "data"}'
 
 
 def test_quick_runs_and_full_ones_are_different_runs(tmp_path):

@@ -1,11 +1,10 @@
-import json
 import sys
 
 import pytest
 from test_paper import Squares
 
 from spingrad_lab.cli import main
-from spingrad_lab.runs import Lab
+from spingrad_lab.runs import Lab, read_lines
 
 ray = pytest.importorskip("ray")
 
@@ -34,11 +33,10 @@ def test_an_experiment_on_ray_resumes_and_equals_one_on_this_machine(tmp_path):
     before = path.read_text()
     experiment.plan(Lab("squares", experiment, tmp_path / "ray", workers="ray", seeds=4))
     experiment.plan(Lab("squares", experiment, tmp_path / "here", workers=0, seeds=4))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    here = [json.loads(line) for line in (tmp_path / "here" / "squares.jsonl").read_text().splitlines()]
+    lines, here = read_lines(path), read_lines(tmp_path / "here" / "squares.jsonl")
     assert path.read_text().startswith(before)
-    assert sorted((x["job"]["seed"], str(x["metrics"])) for x in lines) == [
-        (x["job"]["seed"], str(x["metrics"])) for x in here
+    assert sorted((x.job["seed"], str(x.metrics)) for x in lines) == [
+        (x.job["seed"], str(x.metrics)) for x in here
     ]
 
 

@@ -1,8 +1,29 @@
-"""Writes files that survive a crash."""
+"""Durable files: the one place of the library and the lab that writes to disk.
 
+A file is either replaced as a whole (:func:`write_atomically`) or grows record by record
+(:func:`append_record`). A file of records is text: a first line that says what it is, then one JSON object
+with a checksum per line. Reading changes no file. The QPU journal is a database: see ``qpu/journal.py``.
+"""
+
+import errno
+import hashlib
+import json
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+FIRST_LINE = b'{"format": "spingrad records", "version": 1}\n'
+LONGEST_LINE = 64 * 2**20
+LOCK_SECONDS = 60.0
+
+
+class FileFormatError(ValueError):
+    """A file is damaged or was not written by spingrad; it was left as it is."""
 
 
 def cache_folder() -> Path:
@@ -11,16 +32,157 @@ def cache_folder() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``; readers see the old file or the new one, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    """Write ``content`` to ``path``; readers see the old file or the new one, never a part of it.
+
+    After any error the old file is as it was. When the function returns, the new file survives a power cut.
+
+    Raises:
+        OSError: The file could not be written; the error names ``path``.
+    """
+    with _errors_name(path):
+        target = Path(os.path.realpath(path))  # a link stays a link
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it exists and is not a regular file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".spingrad-{secrets.token_hex(8)}.tmp")
+        try:
+            _write(temporary, os.O_CREAT | os.O_EXCL, content)
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        _flush_folder(target.parent)
+
+
+def append_record(path: Path, record: Any) -> None:
+    """Add a record to a file of records, which is created if it does not exist.
+
+    Any number of processes may append to the same file. When the function returns, the record survives a
+    power cut. The rest of a record that a crash cut short is removed first.
+
+    Args:
+        path: The file.
+        record: A value that JSON can hold.
+
+    Raises:
+        FileFormatError: The file was not written by this function, or its last line is damaged.
+        OSError: The record could not be written; the error names ``path``. All earlier records are intact.
+    """
+    line = to_line(json.dumps(record, sort_keys=True).encode())
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"a record of {path} may have {LONGEST_LINE} bytes, got {len(line)}")
+    with _errors_name(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / ".lock", timeout=LOCK_SECONDS, poll_interval=0.01):
+            if not path.exists() or not path.stat().st_size:
+                write_atomically(path, FIRST_LINE + line)
+            elif _ends_with_newline(path):
+                _write(path, os.O_APPEND, line)
+            else:
+                # Not shortened in place: a reader may be in the middle of it.
+                write_atomically(path, _without_torn_line(path) + line)
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records of a file, which is only read; a last record that a crash cut short is left out.
+
+    Record number ``i``, counted from 0, is line ``i + 2`` of the file.
+
+    Raises:
+        FileFormatError: The file was not written by :func:`append_record`, or a line is damaged.
+    """
+    records: list[Any] = []
+    with open(path, "rb") as file:
+        _check_first_line(path, file.read(len(FIRST_LINE)))
+        while line := file.readline(LONGEST_LINE + 1):
+            if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+                _check_torn(path, line, len(records) + 2)
+                break
+            try:
+                records.append(json.loads(_body(line)))
+            except (ValueError, RecursionError):
+                raise _damaged(path, len(records) + 2) from None
+    return records
+
+
+def to_line(body: bytes) -> bytes:
+    """One line of a file of records: the record with its checksum, itself a JSON object."""
+    return b'{"sum": "%s", "record": %s}\n' % (hashlib.sha256(body).hexdigest()[:16].encode(), body)
+
+
+def _body(line: bytes) -> bytes:
+    """The record in a line, as JSON."""
+    body = line[len(to_line(b"")) - 2 : -2]
+    if to_line(body) != line:
+        raise ValueError("the checksum does not match")
+    return body
+
+
+def _check_first_line(path: Path, start: bytes) -> None:
+    if start and start != FIRST_LINE:
+        raise FileFormatError(
+            f"{path} is no file of spingrad's records: its first line is not {FIRST_LINE.decode().strip()}. "
+            "It was not changed; move it away or choose another path"
+        )
+
+
+def _check_torn(path: Path, line: bytes, number: int) -> None:
+    """Raise an error if the last line is a whole record whose line end was damaged."""
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # temporary files are created readable only by their owner
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        _body(line[:-1] + b"\n")
+    except ValueError:
+        return
+    raise _damaged(path, number)
+
+
+def _damaged(path: Path, number: int) -> FileFormatError:
+    return FileFormatError(
+        f"{path}, line {number} is damaged: its checksum does not match. The file was not changed; delete "
+        "the line or restore the file from a copy"
+    )
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        _check_first_line(path, file.read(len(FIRST_LINE)))
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def _without_torn_line(path: Path) -> bytes:
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    _check_torn(path, torn, whole.count(b"\n") + 2)
+    return whole + newline
+
+
+def _write(path: Path, flags: int, content: bytes) -> None:
+    """Write all of ``content`` and wait until it is on disk; the umask decides who may read a new file."""
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | flags, 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Without this, a power cut may lose the name of a new file."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Let every error of the operating system name the file that was asked for."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error

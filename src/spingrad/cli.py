@@ -1,6 +1,7 @@
 """The command ``spingrad``: ``qpu`` plans, inspects and emulates QPU runs, ``export`` converts networks."""
 
 import argparse
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,7 @@ def _chip(args: argparse.Namespace) -> "Chip":
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    from spingrad._files import write_atomically
     from spingrad.qpu import Journal
     from spingrad.qpu.inspect import answered_calls, picture, summary
 
@@ -177,7 +179,9 @@ def _inspect(args: argparse.Namespace) -> None:
         calls = answered_calls(journal)
         canvas = picture(calls, args.call or len(calls))
         out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
-        canvas.savefig(out, dpi=200)
+        drawing = io.BytesIO()
+        canvas.savefig(drawing, format=out.suffix[1:] or None, dpi=200)
+        write_atomically(out, drawing.getvalue())
         print(out)
 
 

@@ -1,4 +1,4 @@
-"""Runs of an experiment: each is computed once and kept as one JSON line, so that a stop loses little."""
+"""Runs of an experiment: each is computed once and kept as a line of a file, so that a stop loses little."""
 
 import json
 import multiprocessing
@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
+from spingrad._files import append_record, read_records
 from spingrad_lab.report.sections import Section
 
 Job = dict[str, Any]
@@ -36,9 +36,6 @@ class Line:
     metrics: dict[str, Any]
     seconds: float
     versions: dict[str, str]
-
-    def to_json(self) -> str:
-        return json.dumps(vars(self), sort_keys=True)
 
 
 class Experiment(ABC):
@@ -187,24 +184,18 @@ def _timed(experiment: Experiment, job: Job) -> Line:
 
 def read_lines(path: Path) -> list[Line]:
     """Finished runs on file, which is only read; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_text().rpartition("\n")
     lines = []
-    for number, text in enumerate(whole.splitlines(), 1):
+    for number, record in enumerate(read_records(path) if path.exists() else (), 2):
         try:
-            lines.append(Line(**json.loads(text)))
-        except (ValueError, TypeError) as error:
+            lines.append(Line(**record))
+        except TypeError as error:
             raise ValueError(f"{path}, line {number} is not a finished run ({error}); delete it") from None
     return lines
 
 
 def append_line(path: Path, line: Line) -> None:
-    """Add a finished run to a file; a last line that a crash cut short is removed first."""
-    with FileLock(path.parent / ".lock"), open(path, "ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line.to_json().encode() + b"\n")
+    """Add a finished run to a file, in which any number of processes may write."""
+    append_record(path, vars(line))
 
 
 def to_frame(lines: Iterable[Line]) -> pd.DataFrame:

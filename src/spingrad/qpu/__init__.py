@@ -1,7 +1,7 @@
 """Training on D-Wave QPUs: few calls per step, a plan before anything is paid, no step paid twice."""
 
 from spingrad.qpu.chip import Chip
-from spingrad.qpu.journal import BudgetError, Journal
+from spingrad.qpu.journal import BudgetError, Journal, JournalError
 from spingrad.qpu.plan import Plan, plan
 from spingrad.qpu.service import QPUService, ServiceError
 from spingrad.qpu.solver import QPUSolver
@@ -11,6 +11,7 @@ __all__ = [
     "BudgetError",
     "Chip",
     "Journal",
+    "JournalError",
     "Plan",
     "QPUService",
     "QPUSolver",

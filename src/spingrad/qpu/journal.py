@@ -1,36 +1,51 @@
 """The journal of a run: one file with every job, its cost and its answer.
 
-Every event is a line of JSON that is on disk before anything depends on it. After a crash the file says
-which jobs may still be at the service; after the run it says what was paid; and its answers are enough to
-replay the run without a QPU.
+Every event is on disk before anything depends on it. After a crash the file says which jobs may still be at
+the service; after the run it says what was paid; and its answers are enough to replay the run without a QPU.
+
+The file is an SQLite database. Each event has a checksum over itself and all events before it, and the table
+``ledger`` holds their number and the sum of their costs. So a changed, missing or doubled event is noticed
+when the file is opened.
 """
 
-import base64
+import hashlib
 import json
-import os
+import math
 import secrets
+import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks; there, the user must give each run its own journal
-    fcntl = None  # type: ignore[assignment]
-
+from spingrad._files import FileFormatError, write_atomically
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.service import Answer
 
 MICRO = 1e-6
+APPLICATION_ID = 0x5370_4A6F  # "SpJo", in the header of the file
+VERSION = 1
+TABLES = (
+    "CREATE TABLE events (number INTEGER PRIMARY KEY, event TEXT NOT NULL, facts TEXT NOT NULL, "
+    "data BLOB NOT NULL, sum BLOB NOT NULL)",
+    "CREATE TABLE ledger (events INTEGER NOT NULL, spent_us REAL NOT NULL, sum BLOB NOT NULL)",
+)
+LARGEST = 32 * 2**20  # bytes of one event, and of its data once inflated
+PATIENCE = 60.0  # seconds to wait for a program that reads the file
 
 
 class BudgetError(RuntimeError):
     """The next call would cost more than the rest of the run's budget; nothing was sent."""
+
+
+class JournalError(FileFormatError):
+    """A journal is damaged, was deleted during the run, or is no journal; the file was left as it is."""
 
 
 @dataclass
@@ -48,7 +63,7 @@ class Attempt:
     charged_us: float | None = None
     void: str | None = None
     misfits: int = 0  # answers that were fetched and rejected; not in the file
-    _line: Callable[[int], dict[str, Any]] = field(kw_only=True, repr=False)
+    _journal: "Journal" = field(kw_only=True, repr=False, compare=False)
     _reserved_at: int = field(kw_only=True, repr=False)
     _answered_at: int | None = field(default=None, kw_only=True, repr=False)
 
@@ -70,22 +85,32 @@ class Attempt:
     @property
     def facts(self) -> dict[str, Any]:
         """What was written to the journal together with the job."""
-        return self._line(self._reserved_at)["facts"]  # type: ignore[no-any-return]
+        return self._journal._event(self._reserved_at)[0]["facts"]  # type: ignore[no-any-return]
 
     @property
     def answer(self) -> Answer | None:
-        return None if self._answered_at is None else _answer(self._line(self._answered_at))
+        if self._answered_at is None:
+            return None
+        with _reading(self._journal.path):
+            return _answer(*self._journal._event(self._answered_at))
 
 
 class Journal:
     """The jobs of a run, in a file that survives a crash of the process.
 
-    Only one process at a time may open a journal for writing; its threads may share it.
+    Only one process at a time may open a journal for writing; its threads may share it. Others may read it
+    meanwhile.
 
     Args:
-        path: The file, created if it does not exist.
+        path: The file, created if it does not exist or is empty.
         budget: Seconds of QPU time that the run may use in total, including earlier processes of the run.
         read_only: Only read the file.
+
+    Raises:
+        JournalError: The file is damaged or is no journal; it was left as it is. The next write raises it too
+            if the file was deleted or replaced meanwhile.
+        RuntimeError: Another process has the journal open for writing.
+        OSError: The file could not be written. The journal is then closed; it holds all earlier events.
     """
 
     def __init__(self, path: str | Path, budget: float | None = None, *, read_only: bool = False) -> None:
@@ -99,38 +124,46 @@ class Journal:
         self.carried_us = 0.0
         self._of_key: dict[str, list[Attempt]] = {}
         self._lock = threading.RLock()
-        self._file: IO[bytes] | None = None
-        self._end = 0
+        self._database: sqlite3.Connection | None = None
+        self._events, self._sum = 0, b""
         if read_only:
-            self._read()
+            _check_kind(self.path)
+            with _reading(self.path), closing(_connected(self.path, "ro")) as database:
+                self._read(database)
         else:
             self._open()
 
     def _open(self) -> None:
+        if self.path.exists() and not _is_empty(self.path):
+            _check_kind(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115, it stays open
+        self._run_lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
         try:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise RuntimeError(
-                        f"{self.path} is in use by another run; give each run its own journal"
-                    ) from None
-            self._read()
-            self._file.truncate(self._end)  # nothing depends on a line that a crash cut short
+            self._run_lock.acquire()
+        except Timeout:
+            raise RuntimeError(
+                f"{self.path} is in use by another run; give each run its own journal"
+            ) from None
+        try:
+            if not self.path.exists() or _is_empty(self.path):
+                _create(self.path)
+            self._place = _place(self.path)
+            with _reading(self.path):
+                self._database = _connected(self.path, "rw")
+                self._read(self._database)
             if not self.run:
                 self._note("run", id=secrets.token_hex(4))
-                _flush_folder_of(self.path)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+            if not self.read_only:
+                self._run_lock.release()
 
     @property
     def spent_us(self) -> float:
@@ -179,11 +212,11 @@ class Journal:
         bits = np.packbits(answer.spins > 0, axis=1)
         self._note(
             "answer",
+            zlib.compress(bits.tobytes()),
             label=attempt.label,
             us=attempt.reserved_us if answer.charged_us is None else answer.charged_us,
             qubits=answer.spins.shape[1],
             occurrences=answer.occurrences.tolist(),
-            spins=base64.b64encode(zlib.compress(bits.tobytes())).decode(),
         )
 
     def wasted(self, attempt: Attempt, why: str) -> None:
@@ -205,56 +238,112 @@ class Journal:
         with self._lock:
             if chip.key not in self.chips:
                 definition = json.dumps({"graph_id": chip.graph_id, "properties": dict(chip.properties)})
-                packed = base64.b64encode(zlib.compress(definition.encode())).decode()
-                self._note("chip", chip=chip.key, name=chip.name, definition=packed)
+                self._note("chip", zlib.compress(definition.encode()), chip=chip.key, name=chip.name)
 
     def keep_layout(self, name: str, cliques: Sequence[Any]) -> None:
         with self._lock:
             if name not in self.layouts:
                 self._note("layout", layout=name, cliques=list(cliques))
 
-    def _note(self, event: str, **facts: Any) -> None:
+    def _note(self, event: str, data: bytes = b"", **facts: Any) -> None:
         with self._lock:
-            if self._file is None:
+            if self._database is None:
                 raise RuntimeError(f"{self.path} is closed, or was opened with read_only=True")
-            line = json.dumps({"event": event, **facts}).encode() + b"\n"
+            if _place(self.path) != self._place:
+                raise JournalError(
+                    f"{self.path} was deleted or replaced while this run was using it; nothing was written. "
+                    "Put it back and start the run again: without it, jobs may be paid twice"
+                )
+            text = json.dumps(facts)
+            if len(text) + len(data) > LARGEST // 2:
+                raise ValueError(f"an event may have {LARGEST // 2} bytes, got {len(text) + len(data)}")
+            fact, number = json.loads(text), self._events + 1
+            self._check(event, fact)
+            spent = self.spent_us + self._added_us(event, fact)
+            own = _sum(self._sum, event, text, data)
             try:
-                if self._file.write(line) != len(line):
-                    raise OSError(f"only part of a line could be written to {self.path}; is the disk full?")
-                os.fsync(self._file.fileno())
-            except OSError:
-                self.close()  # another line after half a line would make the file unreadable
+                self._database.execute("BEGIN IMMEDIATE")
+                row = (number, event, text, data, own)
+                self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+                update = "UPDATE ledger SET events = ?, spent_us = ?, sum = ? WHERE sum = ?"
+                if self._database.execute(update, (number, spent, own, self._sum)).rowcount != 1:
+                    raise sqlite3.IntegrityError("another program has changed it")
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                self.close()  # this takes back a transaction that was begun
+                if isinstance(error, sqlite3.Error):
+                    raise OSError(f"{self.path} could not be written: {error}") from error
                 raise
-            self._apply(json.loads(line), self._end)
-            self._end += len(line)
+            self._apply(event, fact, data, number)
+            self._events, self._sum = number, own
 
-    def _read(self) -> None:
-        with open(self.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    self._apply(json.loads(line), self._end)
-                except (ValueError, KeyError, TypeError, zlib.error) as error:
-                    raise ValueError(
-                        f"{self.path} is not a journal: line {number} cannot be read ({error})"
-                    ) from None
-                self._end += len(line)
+    def _read(self, database: sqlite3.Connection) -> None:
+        """Take over all events of the file, and check them."""
+        database.execute("BEGIN")
+        if database.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
+            raise ValueError("the database is malformed")
+        if tuple(database.execute("SELECT sql FROM sqlite_master ORDER BY name")) != tuple(
+            (t,) for t in TABLES
+        ):
+            raise ValueError("its tables are not those of a journal")
+        for number, event, text, data, own in database.execute("SELECT * FROM events ORDER BY number"):
+            if number != self._events + 1 or own != _sum(self._sum, event, text, data):
+                raise ValueError(f"event {self._events + 1} is missing or its checksum does not match")
+            fact = json.loads(text)
+            self._check(event, fact)
+            self._apply(event, fact, data, number)
+            self._events, self._sum = number, own
+        ((events, spent_us, last),) = database.execute("SELECT * FROM ledger")
+        agrees = math.isclose(spent_us, self.spent_us, rel_tol=1e-9, abs_tol=1e-3)
+        if (events, last) != (self._events, self._sum) or not agrees:
+            raise ValueError(
+                f"its ledger says {events} events and {spent_us} µs, its events are {self._events} and cost "
+                f"{self.spent_us} µs"
+            )
+        database.execute("COMMIT")
 
-    def _line(self, place: int) -> dict[str, Any]:
-        """Read a line again from the file, since the answers of a long run would fill the memory."""
-        with open(self.path, "rb") as file:
-            file.seek(place)
-            return json.loads(file.readline())  # type: ignore[no-any-return]
+    def _event(self, number: int) -> tuple[dict[str, Any], bytes]:
+        """Read an event again from the file, since the answers of a long run would fill the memory."""
+        select, place = "SELECT facts, data FROM events WHERE number = ?", (number,)
+        with _reading(self.path), self._lock:
+            if self._database is not None:
+                ((text, data),) = self._database.execute(select, place)
+            else:
+                with closing(_connected(self.path, "ro")) as database:
+                    ((text, data),) = database.execute(select, place)
+            return json.loads(text), data
 
-    def _apply(self, fact: dict[str, Any], place: int) -> None:
-        event = fact["event"]
+    def _check(self, event: str, fact: dict[str, Any]) -> None:
+        """Raise an error if an event cannot follow on those before it."""
+        if "us" in fact and not 0 <= fact["us"] < math.inf:
+            raise ValueError(f"a cost must be finite and not negative, got {fact['us']} µs")
+        if event in ("accepted", "answer", "wasted", "void"):
+            if fact["label"] not in self.attempts:
+                raise ValueError(f"{event} of a job that was never reserved: {fact['label']}")
+            if not self.attempts[fact["label"]].is_open:
+                raise ValueError(f"{event} of a job that is already settled: {fact['label']}")
+        known: dict[str, Collection[str]] = {
+            "reserve": self.attempts,
+            "chip": self.chips,
+            "layout": self.layouts,
+        }
+        name = fact.get("label" if event == "reserve" else event)
+        if name in known.get(event, ()) or (event == "run" and self.run):
+            raise ValueError(f"{event} is there twice: {name}")
+
+    def _added_us(self, event: str, fact: dict[str, Any]) -> float:
+        """What an event adds to the cost of the run."""
+        new: float = fact.get("us", 0.0)
+        settled = event in ("answer", "wasted", "void")
+        return new - self.attempts[fact["label"]].cost_us if settled else new
+
+    def _apply(self, event: str, fact: dict[str, Any], data: bytes, number: int) -> None:
         if event == "run":
             self.run = fact["id"]
         elif event == "settings":
             self.settings = fact["settings"]
         elif event == "chip":
-            definition = json.loads(zlib.decompress(base64.b64decode(fact["definition"])))
+            definition = json.loads(_inflated(data, LARGEST))
             self.chips[fact["chip"]] = Chip(fact["name"], definition["graph_id"], definition["properties"])
         elif event == "layout":
             self.layouts[fact["layout"]] = fact["cliques"]
@@ -262,7 +351,7 @@ class Journal:
             self.carried_us += fact["us"]
         elif event == "reserve":
             own = (fact[name] for name in ("key", "label", "us", "fingerprint"))
-            attempt = Attempt(*own, _line=self._line, _reserved_at=place)
+            attempt = Attempt(*own, _journal=self, _reserved_at=number)
             self.attempts[attempt.label] = attempt
             self._of_key.setdefault(attempt.key, []).append(attempt)
         elif event == "accepted":
@@ -273,23 +362,125 @@ class Journal:
             attempt = self.attempts[fact["label"]]
             attempt.charged_us = fact["us"]
             if event == "answer":
-                attempt._answered_at = place
+                attempt._answered_at = number
         else:
             raise ValueError(f"unknown event {event!r}")
 
 
-def _answer(fact: dict[str, Any]) -> Answer:
-    raw = np.frombuffer(zlib.decompress(base64.b64decode(fact["spins"])), np.uint8)
+def _answer(fact: dict[str, Any], data: bytes) -> Answer:
     occurrences = np.array(fact["occurrences"], dtype=np.int64)
-    bits = np.unpackbits(raw.reshape(len(occurrences), -1), axis=1)[:, : fact["qubits"]]
+    width = -(-fact["qubits"] // 8)  # bytes of one sample
+    size = len(occurrences) * width
+    raw = np.frombuffer(_inflated(data, min(size, LARGEST)), np.uint8)
+    bits = np.unpackbits(raw.reshape(len(occurrences), width), axis=1)[:, : fact["qubits"]]
     return Answer((2 * bits.astype(np.int8) - 1).astype(np.int8), occurrences, fact["us"])
 
 
-def _flush_folder_of(path: Path) -> None:
-    """Flush the folder of a new file: without that, a power cut may lose the file's name."""
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
+def _inflated(data: bytes, most: int) -> bytes:
+    """Decompressed bytes, of which there may be at most ``most``."""
+    stream = zlib.decompressobj()
+    content = stream.decompress(data, most + 1)
+    if len(content) > most or not stream.eof:
+        raise ValueError(f"compressed data is cut short or larger than {most} bytes")
+    return content
+
+
+def _sum(before: bytes, event: str, facts: str, data: bytes) -> bytes:
+    """The checksum of an event, which includes the one of the event before it."""
+    digest = hashlib.sha256(before)
+    for part in (event.encode(), facts.encode(), data):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and not path.stat().st_size
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Which file has this name now."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _create(path: Path) -> None:
+    leftover = path.with_name(f"{path.name}-journal")
+    if leftover.exists():  # SQLite would write its content into the new file
+        raise JournalError(f"{leftover} is left over from a database that is gone; move it away first")
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {VERSION}")
+        for table in TABLES:
+            database.execute(table)
+        database.execute("INSERT INTO ledger VALUES (0, 0.0, ?)", (b"",))
+        write_atomically(path, database.serialize())
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    """The open database; ``mode`` is SQLite's "ro" or "rw"."""
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        timeout=PATIENCE,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
+    )
+    try:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+        database.execute("PRAGMA trusted_schema = OFF")
+        database.execute("PRAGMA synchronous = EXTRA")  # FULL may lose the last event in a power cut
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _check_kind(path: Path) -> None:
+    """Raise an error if a file is not a journal of this version; it is only read, without any lock."""
+    path.stat()  # raises an error if it does not exist
+    mark = version = 0
+    if path.is_file():
+        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                ((mark,),) = database.execute("PRAGMA application_id")
+                ((version,),) = database.execute("PRAGMA user_version")
+        except (sqlite3.Error, UnicodeDecodeError):  # the second if SQLite's own message quotes the file
+            mark = 0
+    if mark != APPLICATION_ID:
+        raise JournalError(
+            f"{path} is not the journal of a QPU run. It was not changed; move it away or choose another path"
+        )
+    if version != VERSION:
+        raise JournalError(f"{path} is a journal of version {version}; this release reads version {VERSION}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Let every error while reading name the file and say what to do."""
+    try:
+        yield
+    except (
+        sqlite3.Error,
+        zlib.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code == sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise JournalError(
+                f"{path} ends with a write that a crash interrupted. It was not changed; continue the run, "
+                "or open and close the journal for writing: that takes the write back"
+            ) from None
+        if code & 0xFF == sqlite3.SQLITE_BUSY:
+            raise OSError(f"{path} was locked by another program for {PATIENCE:.0f} s") from None
+        raise JournalError(
+            f"{path} is damaged: {error}. It was not changed; restore it from a copy before the run goes on"
+        ) from None
