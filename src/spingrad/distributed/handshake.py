@@ -23,12 +23,6 @@ CHUNK = 2**20  # weights that are digested at once, to bound the memory this tak
 GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
-def version() -> str:
-    from spingrad import __version__  # which imports the library first
-
-    return __version__
-
-
 def failure(error: Exception) -> Facts:
     """The facts of a rank that has none, because of an error; the others hear of it."""
     return {FAILED: f"{type(error).__name__}: {error}"}
