@@ -9,6 +9,7 @@ import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -233,8 +234,10 @@ class Checkpoint:
         copies = {name: bytearray().join(packed.chunks()) for name, packed in before.items()}
         try:
             self._together(lambda: self._apply(states))
-        except Exception:  # a part may refuse a state that looks right
-            self._apply({name: unpacked(copy) for name, copy in copies.items()})
+        except Exception:  # a part may refuse a state that looks right, on one rank
+            for name, copy in copies.items():
+                with suppress(Exception):  # the same part again: it has kept what it had
+                    self._apply({name: unpacked(copy)})
             raise
         return ""
 
@@ -272,12 +275,11 @@ class Checkpoint:
                 )
 
     def _apply(self, states: dict[str, Any]) -> None:
-        for name, part in self.parts.items():
-            state = states[name]["state"]
-            if isinstance(part, Optimizer):
-                _to_device_(state["param_groups"], part.param_groups)
-            part.load_state_dict(state)
-        _set_random_state(states[RANDOM])
+        for name, state in states.items():
+            if name != RANDOM:
+                _load(self.parts[name], state["state"])
+        if RANDOM in states:
+            _set_random_state(states[RANDOM])  # last: a part may draw numbers
 
     # The folder and the ranks
 
@@ -489,6 +491,12 @@ def _numbered(groups: list[list[str]]) -> dict[str, str]:
     return {
         f"weight {j} of group {i}": text for i, group in enumerate(groups) for j, text in enumerate(group)
     }
+
+
+def _load(part: Stateful, state: dict[str, Any]) -> None:
+    if isinstance(part, Optimizer):
+        _to_device_(state["param_groups"], part.param_groups)
+    part.load_state_dict(state)
 
 
 def _to_device_(groups: list[dict[str, Any]], like: list[dict[str, Any]]) -> None:
