@@ -649,6 +649,17 @@ def _():
         torch.testing.assert_close(model.eval()(x), model.train()(x))
 
 
+@habit("binary layers put into `nn.TransformerEncoderLayer` by hand")
+def _():
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16)
+    for bias in (True, False):
+        model = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        model.linear1, model.linear2 = BinaryLinear(16, 32, bias), BinaryLinear(32, 16, bias)
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(x), model.train()(x))
+
+
 @habit("a trained torch model made binary: `convert(model, keep=…)`")
 def _():
     from spingrad import convert

@@ -16,6 +16,7 @@ from workers import run_workers
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
 from spingrad.distributed import DistributedQPSBGD, data_parallel
+from spingrad.distributed.handshake import CHUNK, fingerprints
 from spingrad.solvers import SignSolver
 
 
@@ -63,6 +64,18 @@ def test_a_process_group_that_appears_after_construction_is_noticed_at_the_first
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with pytest.raises(RuntimeError, match="has 2 ranks"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fingerprint_notices_one_bit_and_the_order(dtype):
+    weight = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
+    changed = weight.clone()
+    changed[-1, -1] *= -1
+    seen = fingerprints(
+        [weight, changed, weight.flip(0), weight.roll(CHUNK // 700, 0), weight.clone()]
+    ).tolist()
+    assert len(set(seen)) == 4
+    assert seen[0] == seen[-1]
 
 
 DIFFERENT_FROM_THE_START = {  # what rank 1 does differently, and what every rank is told

@@ -106,7 +106,7 @@ def checks(
         entries are finite.
     """
     found = [record.check() for record in records]
-    finite = [torch.isfinite(peak_of(weight)).long().expand(4) for weight in weights]
+    finite = [torch.isfinite(weight.sum()).long().expand(4) for weight in weights]  # faster than extremes
     entries = [own for own, _ in found] + finite
     numbers = torch.stack([own.to(entries[0].device) for own in entries]).tolist()
     own = [

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -17,10 +18,7 @@ Facts = dict[str, str]
 FAILED = "error"
 LONGEST = 2**20  # bytes of text that a rank sends about itself
 NAMED = 5  # differences that an error names
-CHUNK = 2**20  # weights that are digested at once, to bound the memory this takes
-
-# The constants of splitmix64, as signed numbers: it spreads a change of any bit over the whole digest.
-GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+CHUNK = 2**16  # numbers of a weight that are digested at once
 
 
 def failure(error: Exception) -> Facts:
@@ -149,15 +147,20 @@ def fingerprints(weights: Iterable[Tensor]) -> Tensor:  # -> (weights,)
 
 
 def _fingerprint(weight: Tensor) -> Tensor:  # any shape -> ()
+    """A sum of products with random odd numbers (multilinear hashing), modulo 2^64."""
     words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    keys = _keys(weight.device)
     total = torch.zeros((), dtype=torch.int64, device=weight.device)
-    for i, part in enumerate(weight.contiguous().flatten().view(words).split(CHUNK)):
-        place = torch.arange(i * CHUNK + 1, i * CHUNK + 1 + len(part), device=weight.device)
-        mixed = part + place * GOLDEN
-        mixed = (mixed ^ (mixed >> 30)) * FIRST
-        mixed = (mixed ^ (mixed >> 27)) * SECOND
-        total += (mixed ^ (mixed >> 31)).sum()
+    for part in weight.contiguous().flatten().view(words).split(CHUNK):
+        total = total * keys[0] + (part * keys[: len(part)]).sum()
     return total
+
+
+@cache
+def _keys(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (CHUNK,), generator=generator)
+    return (drawn | 1).to(device)
 
 
 def _bounded(facts: Facts) -> str:

@@ -36,8 +36,7 @@ def convert(model: nn.Module, *, keep: Keep | Iterable[Keep] = (), scale: Start 
 
     Replaced are ``nn.Linear``, ``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``, ``nn.ConvTranspose2d`` and
     ``nn.MultiheadAttention``, so that ``nn.TransformerEncoderLayer`` and ``nn.TransformerDecoderLayer`` work
-    too. (A part of ``nn.TransformerEncoderLayer`` that is replaced by hand would be ignored in evaluation:
-    torch then computes with the latent weights. This function switches that off.)
+    too.
 
     Args:
         model: The model. It is changed.

@@ -178,12 +178,21 @@ class BinaryLinear(BinaryLayer):
     ) -> None:
         super().__init__((out_features, in_features), bias, device, dtype, scale=scale)
         self.in_features, self.out_features = in_features, out_features
+        self.register_forward_pre_hook(_call_me)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self._options()}"
+
+
+def _call_me(layer: nn.Module, inputs: Any) -> None:
+    """Does nothing; its presence makes ``nn.TransformerEncoderLayer`` call the layer.
+
+    In evaluation, torch's transformer multiplies with the weights of its layers itself, unless one of them
+    has a hook. It would multiply with latent weights.
+    """
 
 
 def _spins(weight: Tensor, x: Tensor) -> Tensor:

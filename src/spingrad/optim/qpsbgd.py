@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -120,14 +120,22 @@ class QPSBGD(Optimizer):
         super().__init__(params, settings)
 
     @classmethod
-    def as_published(cls, params: Params, lr: float, solver: "Solver | Sampler | None" = None) -> "QPSBGD":
+    def as_published(
+        cls, params: Params, lr: float, solver: "Solver | Sampler | None" = None, **settings: Any
+    ) -> Self:
         """The paper to the letter: its rows, its target, no clamp, and the problem solved exactly.
 
         The paper's layers have ``scale=False``. Layers of more than about 60 inputs need another ``solver``.
+
+        Args:
+            params: Latent weights, as for the class.
+            lr: Learning rate.
+            solver: Default: ``ExactSolver()``.
+            **settings: What the paper leaves open, such as ``seed`` or ``on_nonfinite``.
         """
         solver = ExactSolver() if solver is None else solver
         paper: dict[str, Any] = dict(target_rms=None, momentum=0.0, rank=None, rows="normalized", clamp=None)
-        return cls(params, lr, solver=solver, **paper)
+        return cls(params, lr, solver=solver, **paper, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "seed" in param_group:
