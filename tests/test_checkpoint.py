@@ -1,13 +1,16 @@
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import pickle
 import random
 import re
+import shutil
 import time
 import warnings
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -352,6 +355,51 @@ def test_everything_is_on_disk_before_the_manifest_and_that_before_anything_is_r
     assert {str(path) for path in target.glob("*.state")} | {str(target), str(target.parent)} <= before
     assert any("manifest.json" in path for path in before)
     assert {str(target), str(target.parent)} <= after
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_crash_before_any_change_on_disk_leaves_the_old_state_or_the_new_one(tmp_path, monkeypatch, step):
+    run, states = saved(tmp_path / "run", 1, 2)
+    run.step()
+    old, new = states[2], run.state()
+    chance = spingrad.checkpoint._random_state()
+    left = 0
+
+    def crash_in_time(change):
+        def wrapper(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Crash
+            return change(*args, **kwargs)
+
+        return wrapper
+
+    found = []
+    for count in itertools.count():
+        folder, left = tmp_path / str(count), count
+        shutil.copytree(tmp_path / "run", folder)
+        spingrad.checkpoint._set_random_state(chance)
+        checkpoint = Checkpoint(folder, **run.parts())
+        with monkeypatch.context() as patch, suppress(Crash):
+            patch.setattr(os, "fsync", crash_in_time(lambda _: None))
+            for owner, names in ((os, ["replace"]), (Path, ["mkdir", "unlink", "rmdir"])):
+                for name in names:
+                    patch.setattr(owner, name, crash_in_time(getattr(owner, name)))
+            checkpoint.save(step)
+        loaded, resumed_run, _ = resumed(folder)
+        found.append(resumed_run.state())
+        assert (loaded, found[-1]) in {(2, old), (step, new)}
+        shutil.rmtree(folder)
+        if left >= 0:
+            break
+    assert found == [old] * found.count(old) + [new] * found.count(new)
+    assert found.count(old) > 10
+    assert found.count(new) > 5
 
 
 class Evil:
