@@ -226,13 +226,38 @@ def test_a_run_that_fell_back_goes_on_saving_and_keeps_only_what_is_intact(tmp_p
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
+class Crash(BaseException):
+    """The process ends here."""
+
+
 def test_the_first_save_that_did_not_finish_is_no_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(spingrad.checkpoint, "write_atomically", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    def crash(*_):
+        raise Crash
+
+    monkeypatch.setattr(spingrad.checkpoint, "write_atomically", crash)
+    with pytest.raises(Crash):
         saved(tmp_path, 1)
     step, _, told = resumed(tmp_path)
     assert (step, names(tmp_path)) == (0, ["step-000000001"])
     assert "incomplete" in told
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_what_was_there(tmp_path, monkeypatch):
+    run, states = saved(tmp_path, 1)
+    for step in (1, 2):
+        for full in ("model", "random"):
+
+            def open_full(path, mode, full=full):
+                return open("/dev/full", "wb") if f"/{full}." in str(path) else open(path, mode)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(spingrad.checkpoint, "open", open_full, raising=False)
+                with pytest.raises(OSError, match=rf"No space left on device: '.*/{full}\.\w+\.state'"):
+                    Checkpoint(tmp_path, **run.parts()).save(step)
+            assert names(tmp_path) == ["step-000000001"]
+            assert len(names(tmp_path / "step-000000001")) == len(run.parts()) + 2
+    assert resumed(tmp_path)[1].state() == states[1]
 
 
 def test_the_same_step_twice_is_replaced_at_once(tmp_path, monkeypatch):
@@ -355,10 +380,6 @@ def test_everything_is_on_disk_before_the_manifest_and_that_before_anything_is_r
     assert {str(path) for path in target.glob("*.state")} | {str(target), str(target.parent)} <= before
     assert any("manifest.json" in path for path in before)
     assert {str(target), str(target.parent)} <= after
-
-
-class Crash(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.parametrize("step", [2, 3])

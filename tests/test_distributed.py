@@ -8,6 +8,7 @@ from workers import run_workers
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
 from spingrad.distributed import DistributedQPSBGD, data_parallel
+from spingrad.distributed.agreement import Agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
 from spingrad.solvers import BlockDescentSolver, Solution
 
@@ -267,6 +268,21 @@ def test_a_liar_is_outvoted_and_reported_once_and_nobody_else_is(tmp_path, liar)
         assert state.pop("suspects") == [3]
         assert state.pop("accuracy") > 0.6
     assert same(states)
+
+
+def test_a_resumed_vote_knows_whose_votes_do_not_count():
+    def examine(ranks, count):
+        for _ in range(count):
+            ranks.update(torch.full((3,), 0.5 if ranks.next == 1 else 0.9))
+        return ranks.state_dict()
+
+    ranks, resumed = Agreement(3, report=False), Agreement(3, report=False)
+    resumed.load_state_dict(examine(ranks, 17))
+    assert (resumed.suspects(), resumed.next) == ([1], 2)
+    assert str(examine(ranks, 5)) == str(examine(resumed, 5))
+    other = Agreement(4, report=False)
+    other.load_state_dict(ranks.state_dict())
+    assert other.suspects() == []
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one():

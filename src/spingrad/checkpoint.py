@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -105,16 +105,25 @@ class Checkpoint:
         The state that was saved under the same number before is replaced; older generations than the last two
         are removed when this one is safely on disk.
         """
+        steps = self._together(lambda: step)
+        if any(own != steps[0] for own in steps):
+            raise ValueError(f"all ranks have to save the same step, got {steps}")
         packed = self._packed()
         shared = self._shared(packed)
         target = self.folder / f"step-{step:09}"
         self._together(lambda: self._first() and self._prepare(step, target))
-        written = self._together(lambda: self._write(target, packed, shared))
-        entries = {
-            name: [Entry(*own[name]) for own in (written[:1] if name in shared else written)]
-            for name in packed
-        }
-        self._together(lambda: self._first() and self._finish(step, target, entries))
+        try:
+            written = self._together(lambda: self._write(target, packed, shared))
+            entries = {
+                name: [Entry(*own[name]) for own in (written[:1] if name in shared else written)]
+                for name in packed
+            }
+            self._together(lambda: self._first() and self._finish(step, target, entries))
+        except Exception:  # such as a full disk: make room again
+            if self._first():
+                with suppress(OSError, DamagedError):
+                    _tidy(target)
+            raise
 
     def load(self) -> int:
         """Take back the newest intact state; the number of steps that it was saved under, 0 if there is none.
@@ -205,13 +214,11 @@ class Checkpoint:
         _sync_folder(target)
         _sync_folder(self.folder)
         self._unusable.discard(target.name)
-        listed = {entry.file for own in entries.values() for entry in own} | {MANIFEST}
-        _remove(path for path in target.iterdir() if path.name not in listed)
-        whole = [p for p in self._generations() if (p / MANIFEST).exists() and p.name not in self._unusable]
-        for path in set(self._generations()) - set(whole[-KEPT:]):
-            (path / MANIFEST).unlink(missing_ok=True)  # first: without it the rest is no generation
-            _remove(path.iterdir())
-            path.rmdir()
+        _tidy(target)
+        usable = [p for p in self._generations() if p.name not in self._unusable]
+        kept = [p for p in usable if (p / MANIFEST).exists()][-KEPT:]
+        for path in set(self._generations()) - set(kept):
+            _remove_generation(path)
         return True
 
     # Loading
@@ -275,9 +282,9 @@ class Checkpoint:
                 )
 
     def _apply(self, states: dict[str, Any]) -> None:
-        for name, state in states.items():
-            if name != RANDOM:
-                _load(self.parts[name], state["state"])
+        for name, part in self.parts.items():
+            if name in states:
+                _load(part, states[name]["state"])
         if RANDOM in states:
             _set_random_state(states[RANDOM])  # last: a part may draw numbers
 
@@ -350,13 +357,17 @@ def _foreign(folder: Path, path: Path) -> FileExistsError:
 
 def _write_state(path: Path, state: PackedState) -> Entry:
     digest, size = hashlib.sha256(), 0
-    with open(path, "xb") as file:
-        for chunk in state.chunks():
-            file.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "xb") as file:
+            for chunk in state.chunks():
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # which the error of a full disk does not name
+        raise
     return Entry(path.name, size, digest.hexdigest())
 
 
@@ -420,9 +431,22 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        path.unlink()
+def _tidy(generation: Path) -> None:
+    """Remove the files of a save that failed, or that a later save of the same step has replaced."""
+    if not (generation / MANIFEST).exists():
+        return _remove_generation(generation)
+    parts = _manifest(generation)["parts"]
+    listed = {MANIFEST, *(entry["file"] for entries in parts.values() for entry in entries)}
+    for path in list(generation.iterdir()):
+        if path.name not in listed:
+            path.unlink()
+
+
+def _remove_generation(path: Path) -> None:
+    (path / MANIFEST).unlink(missing_ok=True)  # first: without it the rest is no generation
+    for file in list(path.iterdir()):
+        file.unlink()
+    path.rmdir()
 
 
 # What a part has to have in common with its saved state
