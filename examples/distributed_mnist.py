@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spingrad import BinaryLinear, binary_parameters
-from spingrad.distributed import Checkpoint, DistributedQPSBGD
+from spingrad import BinaryLinear, Checkpoint, binary_parameters
+from spingrad.distributed import DistributedQPSBGD
 from spingrad_lab.data import mnist
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

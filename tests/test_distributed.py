@@ -7,7 +7,8 @@ from torch import nn
 from workers import run_workers
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
-from spingrad.distributed import Checkpoint, DistributedQPSBGD, data_parallel
+from spingrad.distributed import DistributedQPSBGD, data_parallel
+from spingrad.distributed.agreement import Agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
 from spingrad.solvers import BlockDescentSolver, Solution
 
@@ -269,44 +270,19 @@ def test_a_liar_is_outvoted_and_reported_once_and_nobody_else_is(tmp_path, liar)
     assert same(states)
 
 
-def interrupted(rank, size, folder, reduction, steps, every):
-    """Train ``steps`` steps from the last checkpoint, with one every ``every`` steps."""
-    model = mlp(seed=rank)
-    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.9)
-    checkpoint = Checkpoint(folder, model=model, optimizer=optimizer)
-    x, y = digits(480)
-    for step in range(checkpoint.load(), steps):
-        own = (torch.arange(48) + 48 * (step % 10)).tensor_split(size)[rank]
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
-        optimizer.step()
-        if (step + 1) % every == 0:
-            checkpoint.save(step + 1)
-    return weights(model)
+def test_a_resumed_vote_knows_whose_votes_do_not_count():
+    def examine(ranks, count):
+        for _ in range(count):
+            ranks.update(torch.full((3,), 0.5 if ranks.next == 1 else 0.9))
+        return ranks.state_dict()
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reduction", ["gather", "vote"])
-def test_a_run_that_goes_on_from_a_checkpoint_equals_one_that_never_stopped(tmp_path, reduction):
-    whole = run_workers(interrupted, 2, tmp_path, tmp_path / "whole", reduction, 10, 100)
-    run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 7, 4)  # steps 4 to 6 are lost
-    (tmp_path / "parts" / ".step-000000006").mkdir()  # as if it had died while writing
-    resumed = run_workers(interrupted, 2, tmp_path, tmp_path / "parts", reduction, 10, 4)
-    assert same(whole + resumed)
-    assert [path.name for path in (tmp_path / "parts").glob("step-*")] == ["step-000000008"]
-
-
-def test_a_checkpoint_of_other_objects_is_refused(tmp_path):
-    run_workers(interrupted, 1, tmp_path, tmp_path / "run", "gather", 1, 1)
-    (told,) = run_workers(load_as_something_else, 1, tmp_path, tmp_path / "run")
-    assert "holds ['model', 'optimizer'], expected ['network']" in told["error"]
-
-
-def load_as_something_else(rank, size, folder):
-    try:
-        Checkpoint(folder, network=mlp()).load()
-    except ValueError as error:
-        return {"error": str(error)}
+    ranks, resumed = Agreement(3, report=False), Agreement(3, report=False)
+    resumed.load_state_dict(examine(ranks, 17))
+    assert (resumed.suspects(), resumed.next) == ([1], 2)
+    assert str(examine(ranks, 5)) == str(examine(resumed, 5))
+    other = Agreement(4, report=False)
+    other.load_state_dict(ranks.state_dict())
+    assert other.suspects() == []
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one():

@@ -1,5 +1,7 @@
 """Train binary neural networks in PyTorch: every weight is -1 or +1."""
 
+from spingrad._version import __version__ as __version__
+from spingrad.checkpoint import Checkpoint
 from spingrad.nn import (
     BinaryConv1d,
     BinaryConv2d,
@@ -20,8 +22,6 @@ from spingrad.problem import BinaryQuadratic
 from spingrad.record import LayerRecord
 from spingrad.recording import record_of, start_recording, stop_recording
 
-__version__ = "0.1.0"
-
 __all__ = [
     "QPSBGD",
     "BinaryConv1d",
@@ -32,6 +32,7 @@ __all__ = [
     "BinaryLinear",
     "BinaryQuadratic",
     "Bits",
+    "Checkpoint",
     "Gain",
     "LayerRecord",
     "Sign",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spingrad import __version__
+from spingrad._version import __version__
 
 if TYPE_CHECKING:
     from spingrad.qpu import Chip

@@ -1,6 +1,7 @@
 """How often workers vote with the majority: one that sends inverted or random bits stands out."""
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,17 @@ class Agreement:
             self._reported.add(suspect)
             if self.report:
                 warnings.warn(self._message(suspect), RuntimeWarning, stacklevel=2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run has to know to count the same votes."""
+        known = {"agreement": self.agreement.clone(), "looks": [*self.looks]}
+        return known | {"steps": self._steps, "reported": sorted(self._reported)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave; with another number of workers, begin anew."""
+        if len(state["looks"]) == len(self.looks):
+            self.agreement, self.looks = state["agreement"].clone(), [*state["looks"]]
+            self._steps, self._reported = state["steps"], {*state["reported"]}
 
     def _message(self, suspect: int) -> str:
         own, middle = float(self.agreement[suspect]), float(self.agreement.median())

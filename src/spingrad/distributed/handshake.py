@@ -21,12 +21,6 @@ NAMED = 5  # differences that an error names
 CHUNK = 2**16  # numbers of a weight that are digested at once
 
 
-def version() -> str:
-    from spingrad import __version__  # which imports the library first
-
-    return __version__
-
-
 def failure(error: Exception) -> Facts:
     """The facts of a rank that has none, because of an error; the others hear of it."""
     return {FAILED: f"{type(error).__name__}: {error}"}

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from spingrad._version import __version__
 from spingrad.distributed.gather import Gather
 from spingrad.distributed.handshake import (
     Facts,
@@ -22,7 +23,6 @@ from spingrad.distributed.handshake import (
     named,
     names_of,
     texts,
-    version,
 )
 from spingrad.distributed.vote import Vote
 from spingrad.distributed.wire import Wire
@@ -249,7 +249,7 @@ class DistributedQPSBGD(QPSBGD):
     def _made_with(self, reduction: str) -> Facts:
         """What is compared once."""
         return {
-            "spingrad": version(),
+            "spingrad": __version__,
             "torch": str(torch.__version__).partition("+")[0],
             "reduction": reduction,
             "solver": re.sub(r" at 0x[0-9a-f]+", "", repr(self.reduction.inner)),  # without addresses

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,15 @@ class Vote(Reduction):
         outcomes, seen = self.wire.all_gather(torch.cat([outcome, seen])).split([share, 4], 1)
         self.agreement.update(seen.contiguous().view(torch.float32)[:, 0])
         return [*self._outcomes(problems, outcomes.flatten(), ~voting.any(0))]
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"agreement": self.agreement.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "agreement" in state:  # not in that of another reduction
+            self.agreement.load_state_dict(state["agreement"])
+        if inner := {key: value for key, value in state.items() if key != "agreement"}:
+            super().load_state_dict(inner)
 
     def _voting(self, problems: Sequence[BinaryQuadratic]) -> Tensor:  # (workers, units of all problems)
         """Which worker votes on which units."""

@@ -26,8 +26,8 @@ def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
     """One worker of a group; it dies ``delay`` seconds after the beginning of a step, if it is the victim."""
     import torch.distributed as dist
 
-    from spingrad import BinaryLinear, binary_parameters
-    from spingrad.distributed import Checkpoint, DistributedQPSBGD
+    from spingrad import BinaryLinear, Checkpoint, binary_parameters
+    from spingrad.distributed import DistributedQPSBGD
     from spingrad_lab.data import mnist
 
     torch.set_num_threads(1)
