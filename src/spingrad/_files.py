@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,25 @@ def write_atomically(path: Path, content: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".spingrad-{secrets.token_hex(8)}.tmp")
         try:
-            _write(temporary, os.O_CREAT | os.O_EXCL, content)
+            _write(temporary, os.O_CREAT | os.O_EXCL, [content])
             os.replace(temporary, target)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        _flush_folder(target.parent)
+        flush_folder(target.parent)
+
+
+def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file that does not exist yet, in parts, and wait until it is on disk.
+
+    Its name is on disk after :func:`flush_folder`, which serves all new files of a folder at once.
+
+    Raises:
+        OSError: The file could not be written; the error names ``path``.
+    """
+    with _errors_name(path):
+        _write(path, os.O_CREAT | os.O_EXCL, chunks)
 
 
 def append_record(path: Path, record: Any) -> None:
@@ -78,7 +90,7 @@ def append_record(path: Path, record: Any) -> None:
             if not path.exists() or not path.stat().st_size:
                 write_atomically(path, FIRST_LINE + line)
             elif _ends_with_newline(path):
-                _write(path, os.O_APPEND, line)
+                _write(path, os.O_APPEND, [line])
             else:
                 # Not shortened in place: a reader may be in the middle of it.
                 write_atomically(path, _without_torn_line(path) + line)
@@ -156,19 +168,20 @@ def _without_torn_line(path: Path) -> bytes:
     return whole + newline
 
 
-def _write(path: Path, flags: int, content: bytes) -> None:
-    """Write all of ``content`` and wait until it is on disk; the umask decides who may read a new file."""
+def _write(path: Path, flags: int, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write all chunks and wait until they are on disk; the umask decides who may read a new file."""
     descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | flags, 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Without this, a power cut may lose the name of a new file."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)

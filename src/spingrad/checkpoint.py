@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spingrad._files import write_atomically
+from spingrad._files import flush_folder, write_atomically, write_new
 from spingrad._state import PackedState, unpacked
 from spingrad._version import __version__
 
@@ -33,7 +33,7 @@ RANDOM = "random"
 FORMAT = 1
 
 GENERATION = re.compile(r"step-(\d{9,})")
-OURS = re.compile(r"\.?manifest\.json.*|[\w-]+\.[0-9a-f]{16}\.state")
+OURS = re.compile(r"manifest\.json|\.spingrad-[0-9a-f]{16}\.tmp|[\w-]+\.[0-9a-f]{16}\.state")
 
 
 @runtime_checkable
@@ -166,7 +166,7 @@ class Checkpoint:
         made = [path for path in (target, *target.parents) if not path.exists()]
         target.mkdir(parents=True, exist_ok=True)
         for path in made:
-            _sync_folder(path.parent)
+            flush_folder(path.parent)
         return True
 
     def _packed(self) -> dict[str, PackedState]:
@@ -197,7 +197,7 @@ class Checkpoint:
                 whose = "" if name in shared else f"-rank-{self._rank()}"
                 file = f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}{whose}.{secrets.token_hex(8)}.state"
                 entries[name] = _write_state(target / file, state)
-        _sync_folder(target)
+        flush_folder(target)
         return entries
 
     def _finish(self, step: int, target: Path, entries: dict[str, list[Entry]]) -> bool:
@@ -211,8 +211,8 @@ class Checkpoint:
             "parts": {name: [entry._asdict() for entry in own] for name, own in entries.items()},
         }
         write_atomically(target / MANIFEST, _with_digest(content))
-        _sync_folder(target)
-        _sync_folder(self.folder)
+        flush_folder(target)
+        flush_folder(self.folder)
         self._unusable.discard(target.name)
         _tidy(target)
         usable = [p for p in self._generations() if p.name not in self._unusable]
@@ -357,17 +357,15 @@ def _foreign(folder: Path, path: Path) -> FileExistsError:
 
 def _write_state(path: Path, state: PackedState) -> Entry:
     digest, size = hashlib.sha256(), 0
-    try:
-        with open(path, "xb") as file:
-            for chunk in state.chunks():
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # which the error of a full disk does not name
-        raise
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for chunk in state.chunks():
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+
+    write_new(path, chunks())
     return Entry(path.name, size, digest.hexdigest())
 
 
@@ -418,17 +416,6 @@ def _with_digest(content: dict[str, Any]) -> bytes:
     """The manifest as text, with a digest of itself."""
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return (json.dumps({"content": content, "sha256": digest}, indent=1) + "\n").encode()
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power failure."""
-    if os.name == "nt":  # where folders cannot be opened
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _tidy(generation: Path) -> None:
