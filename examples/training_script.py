@@ -57,7 +57,7 @@ else:
     optimizers.append(QPSBGD(binary_parameters(model), lr=3e-3))
     trained = model
 steps = args.epochs * -(-len(train) // 100)
-schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]  # decay is worth half a point
+schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]  # the last steps are small ones
 scaler = torch.amp.GradScaler("cpu", enabled=False)  # with float16 on a GPU: "cuda", enabled=True
 
 parts = {"model": model, "ema": ema, "scaler": scaler}
