@@ -7,7 +7,6 @@ torchrun --nproc-per-node=2 examples/training_script.py         # two
 
 import argparse
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from spingrad import QPSBGD, BinaryLinear, binary_parameters, real_parameters
+from spingrad import QPSBGD, BinaryLinear, Checkpoint, binary_parameters, real_parameters
 from spingrad.distributed import DistributedQPSBGD, data_parallel
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -24,7 +23,7 @@ parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument(
     "--patience", type=int, default=10, help="epochs without a better accuracy before it stops"
 )
-parser.add_argument("--checkpoint", type=Path, default=Path("digits.pt"))
+parser.add_argument("--folder", default="digits", help="of the checkpoints, from which the run continues")
 args = parser.parse_args()
 
 rank, workers = 0, 1
@@ -49,28 +48,48 @@ model = nn.Sequential(
 )
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98), use_buffers=True)
 real = [p for _, p in real_parameters(model)]
-optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(real, lr=3e-3)]
+adam = torch.optim.AdamW(real, lr=3e-3)
 if workers > 1:
-    optimizers.append(DistributedQPSBGD(binary_parameters(model), lr=3e-3))
+    binary: QPSBGD = DistributedQPSBGD(binary_parameters(model), lr=3e-3)
     trained: nn.Module = data_parallel(model)  # DDP for the real-valued parameters
 else:
-    optimizers.append(QPSBGD(binary_parameters(model), lr=3e-3))
-    trained = model
+    binary, trained = QPSBGD(binary_parameters(model), lr=3e-3), model
+optimizers = [adam, binary]
 steps = args.epochs * -(-len(train) // 100)
 schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]  # the last steps are small ones
 scaler = torch.amp.GradScaler("cpu", enabled=False)  # with float16 on a GPU: "cuda", enabled=True
 
-parts = {"model": model, "ema": ema, "scaler": scaler}
-parts |= {f"optimizer {i}": own for i, own in enumerate(optimizers)}
-parts |= {f"schedule {i}": own for i, own in enumerate(schedules)}
-first, best, since = 0, 0.0, 0
-if args.checkpoint.exists():  # resume
-    saved = torch.load(args.checkpoint, weights_only=True)
-    first, best, since = saved["epoch"], saved["best"], saved["since"]
-    for name, part in parts.items():
-        part.load_state_dict(saved[name])  # type: ignore[attr-defined]
 
-for epoch in range(first, args.epochs):
+class Progress:
+    """The best accuracy so far, and the epochs since then."""
+
+    best, since = 0.0, 0
+
+    def note(self, accuracy: float) -> None:
+        self.since = 0 if accuracy > self.best else self.since + 1
+        self.best = max(self.best, accuracy)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"best": self.best, "since": self.since}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.best, self.since = state["best"], int(state["since"])
+
+
+progress = Progress()
+checkpoint = Checkpoint(
+    args.folder,
+    model=model,
+    ema=ema,
+    adam=adam,
+    binary=binary,
+    adam_schedule=schedules[0],
+    binary_schedule=schedules[1],
+    scaler=scaler,
+    progress=progress,
+)
+
+for epoch in range(checkpoint.load(), args.epochs):  # 0, or where the last run stopped
     shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))]
     for rows in shuffled.split(100):
         own = rows.tensor_split(workers)[rank]
@@ -79,7 +98,7 @@ for epoch in range(first, args.epochs):
         with torch.autocast("cpu", torch.bfloat16):
             loss = nn.functional.cross_entropy(trained(x[own]), y[own])
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizers[0])
+        scaler.unscale_(adam)
         nn.utils.clip_grad_norm_(real, 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             scaler.step(optimizer)
@@ -92,16 +111,11 @@ for epoch in range(first, args.epochs):
         score = (ema(x[test]).argmax(1) == y[test]).float().mean()
     if workers > 1:
         dist.broadcast(score, 0)  # BatchNorm's statistics differ a little: all workers decide alike
-    accuracy = score.item()
-    since = 0 if accuracy > best else since + 1
-    best = max(best, accuracy)
+    progress.note(score.item())
     if rank == 0:
-        print(f"epoch {epoch + 1}: test accuracy {accuracy:.4f}, best {best:.4f}", flush=True)
-        state = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
-        fresh = args.checkpoint.with_suffix(".part")
-        torch.save({"epoch": epoch + 1, "best": best, "since": since, **state}, fresh)
-        fresh.replace(args.checkpoint)  # never half a checkpoint
-    if since >= args.patience:
+        print(f"epoch {epoch + 1}: test accuracy {score:.4f}, best {progress.best:.4f}", flush=True)
+    checkpoint.save(epoch + 1)
+    if progress.since >= args.patience:
         break
 
 if workers > 1:

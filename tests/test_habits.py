@@ -77,11 +77,12 @@ def moved(model, before):
     return [not torch.equal(a, b) for a, b in zip(weights(model), before, strict=True)]
 
 
-def train(model, optimizer, steps=4, schedule=None):
+def train(model, optimizer, steps=4, schedule=None, step=None):
+    """The weights after some steps; ``step`` takes the place of ``optimizer.step``."""
     for seed in range(steps):
         optimizer.zero_grad()
         loss_of(model, data(seed=seed)).backward()
-        optimizer.step()
+        (step or optimizer.step)()
         if schedule:
             schedule.step()
     return weights(model)
@@ -136,7 +137,10 @@ def _():
         loss.backward()
         return loss
 
-    assert optimizer.step(closure).item() > 0
+    before = weights(model)
+    expected = loss_of(model).item()
+    assert optimizer.step(closure).item() == expected
+    assert all(moved(model, before))
 
 
 @habit("`loss.backward(retain_graph=True)` and several losses")
@@ -154,12 +158,12 @@ def _():
 def _():
     expected = train(*ready())
     model, optimizer = ready()
-    for seed in range(4):
-        optimizer.zero_grad()
-        loss_of(model, data(seed=seed)).backward()
+
+    def clip_and_step():
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         optimizer.step()
-    assert equal(weights(model), expected)
+
+    assert equal(train(model, optimizer, step=clip_and_step), expected)
 
 
 @habit("a schedule: `CosineAnnealingLR`, `OneCycleLR`, `ReduceLROnPlateau`, warm-up by `SequentialLR`")
@@ -377,12 +381,8 @@ def _():
 def _():
     expected = train(*ready())
     model, optimizer = ready()
-    for seed in range(4):
-        optimizer.zero_grad()
-        loss_of(model, data(seed=seed)).backward()
-        with torch.autocast("cpu", torch.bfloat16):
-            optimizer.step()
-    assert equal(weights(model), expected)
+    under_autocast = torch.autocast("cpu", torch.bfloat16)(optimizer.step)
+    assert equal(train(model, optimizer, step=under_autocast), expected)
 
 
 @habit("`torch.amp.GradScaler`, with `unscale_` and clipping")
@@ -568,10 +568,15 @@ def _():
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     )
-    for _ in range(3):
-        train(model, optimizer, 1)
+    expected = weights(model)
+    for i in range(3):
+        now = train(model, optimizer, 1)
         average.update_parameters(model)
-    assert average(data()[0]).shape == (32, 4)
+        expected = [torch.lerp(own, new, 0.1 if i else 1.0) for own, new in zip(expected, now, strict=True)]
+    for own, other in zip(weights(average.module), expected, strict=True):
+        torch.testing.assert_close(own, other)
+    spins = [torch.where(own >= 0, 1.0, -1.0) for own in weights(average.module)]
+    assert equal([average.module[i].binary_weight for i in (0, 2)], spins)
 
 
 # Layers and models
@@ -739,7 +744,7 @@ def _():
             loss_of(model)
         with torch.no_grad():
             loss_of(model.eval())
-        train(model.train(), optimizer, 0)
+        model.train()
         optimizer.zero_grad()
         loss_of(model, data(seed=seed)).backward()
         optimizer.step()

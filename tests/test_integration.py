@@ -267,12 +267,13 @@ def test_the_page_shows_the_training_script_as_it_is():
 
 @pytest.mark.needs("sklearn")
 @pytest.mark.slow
-def test_the_training_script_runs_on_two_workers_and_resumes_on_one(tmp_path):
+def test_the_training_script_resumes_and_takes_two_workers(tmp_path):
     script = ROOT / "examples/training_script.py"
+    alone = [sys.executable, "-W", "error"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for command, epochs in ((launch, 1), ([sys.executable, "-W", "error"], 2)):
+    for command, folder, epochs in ((alone, "one", 1), (alone, "one", 2), (launch, "two", 1)):
         ran = subprocess.run(
-            [*command, script, "--epochs", str(epochs)],
+            [*command, script, "--epochs", str(epochs), "--folder", folder],
             check=True, capture_output=True, text=True, cwd=tmp_path,
         )  # fmt: skip
         assert re.findall(r"epoch (\d): test accuracy 0\.", ran.stdout) == [str(epochs)]

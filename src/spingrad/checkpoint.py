@@ -211,7 +211,6 @@ class Checkpoint:
             "parts": {name: [entry._asdict() for entry in own] for name, own in entries.items()},
         }
         write_atomically(target / MANIFEST, _with_digest(content))
-        flush_folder(target)
         flush_folder(self.folder)
         self._unusable.discard(target.name)
         _tidy(target)

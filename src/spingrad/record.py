@@ -18,8 +18,8 @@ class LayerRecord:
 
     Args:
         rows: Inputs, one row per sample, patch or node.
-        grad: Gradient, shape ``(N, m)``, or such as ``(N, m, height, width)`` for a convolution: units are in
-            dimension 1, and all other dimensions together count the rows.
+        grad: Gradient, shape ``(N, m)``; ``(N, m, height, width)`` for a convolution in two dimensions. Units
+            are in dimension 1, and all other dimensions together count the rows.
     """
 
     rows: Rows
@@ -40,9 +40,8 @@ class LayerRecord:
             ``(r,)``. Nothing is read back to the host.
         """
         if not self.grad.numel():
-            return torch.tensor([1, 0, 0, 0], device=self.grad.device), self.grad.new_zeros(
-                0, dtype=torch.bool
-            )
+            nothing = torch.tensor([1, 0, 0, 0], device=self.grad.device)
+            return nothing, self.grad.new_zeros(0, dtype=torch.bool)
         peaks = self.grad.abs().amax(1).flatten()
         live, peak = peaks > 0, peaks.max()
         largest = self.rows.peak()
@@ -89,7 +88,7 @@ class Check(NamedTuple):
     finite: bool
     live: int
     tiny: bool
-    extreme: bool = False
+    extreme: bool
 
 
 def checks(
@@ -106,14 +105,14 @@ def checks(
         entries are finite.
     """
     found = [record.check() for record in records]
-    finite = [torch.isfinite(weight.sum()).long().expand(4) for weight in weights]  # faster than extremes
-    entries = [own for own, _ in found] + finite
+    sums = [torch.isfinite(weight.sum()).long().expand(4) for weight in weights]  # faster than extremes
+    entries = [own for own, _ in found] + sums
     numbers = torch.stack([own.to(entries[0].device) for own in entries]).tolist()
-    own = [
+    seen = [
         (Check(bool(finite), live, bool(tiny), bool(extreme)), mask)
-        for (finite, live, tiny, extreme), (_, mask) in zip(numbers, found, strict=False)
+        for (finite, live, tiny, extreme), (_, mask) in zip(numbers[: len(found)], found, strict=True)
     ]
-    return own, [bool(first) for first, *_ in numbers[len(found) :]]
+    return seen, [bool(finite) for finite, *_ in numbers[len(found) :]]
 
 
 def _range(dtype: torch.dtype) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from spingrad.nn.attention import BinaryMultiheadAttention
 from spingrad.nn.conv import BinaryConv1d, BinaryConv2d, BinaryConv3d, BinaryConvTranspose2d, exchanged
-from spingrad.nn.linear import BinaryLayer, BinaryLinear, Scale
+from spingrad.nn.linear import BinaryLayer, BinaryLinear, Scale, binary_parameters
 from spingrad.nn.sign import spins_of
 
 LARGEST = 0.01  # the magnitude of the largest latent weight, as in a new layer
@@ -79,7 +79,7 @@ def convert(model: nn.Module, *, keep: Keep | Iterable[Keep] = (), scale: Start 
             if child in new:
                 setattr(parent, name, new[child])
     for module in model.modules():
-        _use_modules(module)
+        _avoid_nested_tensors(module)
     return new.get(model, model)
 
 
@@ -245,11 +245,7 @@ def _latent(weight: Tensor, requires_grad: bool) -> nn.Parameter:
     return nn.Parameter(latent.contiguous(), requires_grad)
 
 
-def _use_modules(module: nn.Module) -> None:
-    """Keep torch's transformers from the path that reads the weights of their layers and not the layers."""
-    if not any(isinstance(own, BinaryLayer) for own in module.modules()):
-        return
-    if isinstance(module, nn.TransformerEncoderLayer):
-        module.activation_relu_or_gelu = 0
-    if isinstance(module, nn.TransformerEncoder):
+def _avoid_nested_tensors(module: nn.Module) -> None:
+    """Keep torch's encoder from nested tensors, with which it reads the weights of its first layer itself."""
+    if isinstance(module, nn.TransformerEncoder) and binary_parameters(module):
         module.use_nested_tensor = False

@@ -33,7 +33,7 @@ class BinaryLayer(nn.Module):
 
     A subclass gives a map that is linear in its input (:meth:`product`). If that is not a matrix product, it
     also gives the :attr:`geometry` that turns inputs into rows. Whatever else is done to the input, such as
-    padding it, belongs into :meth:`inputs`: the rows of the record are made from what :meth:`inputs` returns,
+    padding it, belongs in :meth:`inputs`: the rows of the record are made from what :meth:`inputs` returns,
     and a ``product`` that changes its input would leave wrong rows without an error.
 
     Latent weights are float32 or float64. With ``dtype=torch.bfloat16``, ``model.half()`` and the like they
@@ -178,7 +178,7 @@ class BinaryLinear(BinaryLayer):
     ) -> None:
         super().__init__((out_features, in_features), bias, device, dtype, scale=scale)
         self.in_features, self.out_features = in_features, out_features
-        self.register_forward_pre_hook(_call_me)
+        self.register_forward_pre_hook(_no_shortcut)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
@@ -187,11 +187,11 @@ class BinaryLinear(BinaryLayer):
         return f"{self.in_features}, {self.out_features}, {self._options()}"
 
 
-def _call_me(layer: nn.Module, inputs: Any) -> None:
-    """Does nothing; its presence makes ``nn.TransformerEncoderLayer`` call the layer.
+def _no_shortcut(layer: nn.Module, inputs: Any) -> None:
+    """A hook that does nothing, so that ``nn.TransformerEncoderLayer`` calls the layer.
 
-    In evaluation, torch's transformer multiplies with the weights of its layers itself, unless one of them
-    has a hook. It would multiply with latent weights.
+    In evaluation, torch's transformer does not call its linear layers. It multiplies by their weights itself,
+    here by the latent weights, unless one of the layers has a hook.
     """
 
 
