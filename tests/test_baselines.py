@@ -194,7 +194,7 @@ def test_wrong_arguments_are_explained():
     params = binary_parameters(network())
     with pytest.raises(ValueError, match=r"momentum is in \[0, 1\), got 1"):
         SignSGD(params, momentum=1)
-    with pytest.raises(ValueError, match="threshold is at least 0, got -1"):
+    with pytest.raises(ValueError, match="threshold is a finite number of at least 0, got -1"):
         Bop(params, threshold=-1)
-    with pytest.raises(ValueError, match="lr is at least 0, got -1"):
+    with pytest.raises(ValueError, match="lr is a finite number of at least 0, got -1"):
         SignSGD(params, lr=-1)

@@ -43,11 +43,26 @@ for number in range(int(count)):
 """
 
 
+def test_equal_records_are_equal_lines_of_a_known_form(path):
+    append_record(path, {"b": 1, "a": [True]})
+    assert path.read_bytes() == FIRST_LINE + b'{"sum": "c6ea1a2410d733e4", "record": {"a": [true], "b": 1}}\n'
+
+
+def test_a_torn_line_may_be_as_long_as_a_line_can_be(filled, monkeypatch):
+    torn = b"x" * 200
+    filled.write_bytes(filled.read_bytes() + torn)
+    monkeypatch.setattr(_files, "LONGEST_LINE", len(torn))
+    assert read_records(filled) == RECORDS
+    monkeypatch.setattr(_files, "LONGEST_LINE", len(torn) - 1)
+    with pytest.raises(FileFormatError, match="line 7 is damaged"):
+        read_records(filled)
+
+
 # Files that are replaced
 
 
 def test_a_file_is_replaced_as_a_whole_with_the_permissions_of_the_umask(tmp_path):
-    old = os.umask(0o027)
+    old = os.umask(0o026)
     try:
         write_atomically(tmp_path / "new folder" / "file", b"one")
         write_atomically(tmp_path / "new folder" / "file", b"two")

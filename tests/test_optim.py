@@ -443,7 +443,7 @@ def test_double_precision_trains_in_double_precision():
 
 def test_wrong_arguments_are_explained():
     params = binary_parameters(small_model())
-    with pytest.raises(ValueError, match="lr is a finite number of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"lr is a number of at least 0 and below .*, got -1"):
         QPSBGD(params, lr=-1)
     with pytest.raises(ValueError, match="seed belongs to the run"):
         QPSBGD([{"params": params, "seed": 1}])

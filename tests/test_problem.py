@@ -174,6 +174,16 @@ def test_wrong_shapes_are_explained():
         BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
 
 
+def test_parts_are_the_units_in_their_order():
+    problem = BinaryQuadratic.least_squares(torch.randn(3, 4), torch.randn(3, 7))
+    parts = list(problem.in_parts(3))
+    assert [part.num_units for part in parts] == [3, 3, 1]
+    assert torch.equal(torch.cat([part.H for part in parts], 1), problem.H)
+    for shapes in ((problem.H[:3], problem.offset), (problem.H, problem.offset[:3])):
+        with pytest.raises(ValueError, match="for rows of 4 inputs, H has shape"):
+            BinaryQuadratic.of(problem.rows, *shapes)
+
+
 def test_the_target_follows_what_rows_have_in_common():
     torch.manual_seed(0)
     alone, grad = torch.randn(50, 4000), torch.randn(50, 3)

@@ -119,7 +119,7 @@ def differ_from_the_start(reduction, odd, difference):
 
 DIFFERENT_LATER = {
     "scheduler": "rank 1 has lr=0.5, {others} lr=0.003",
-    "no number": "rank 1 raised ValueError: lr is a finite number of at least 0, got nan",
+    "no number": "rank 1 raised ValueError: lr is a number of at least 0 and below 1e+30, got nan",
     "frozen": "float32 of shape (4, 32), requires_grad=False, {others} weight 1 '2.weight'=torch.float32",
     "dtype": "the same step with the same model and settings: rank 1 has weight 0 '0.weight'=torch.float64",
     "loaded": "rank 1 has step=1, {others} step=3",

@@ -1,5 +1,6 @@
 """What QP-SBGD is measured against: other ways to train the same binary layers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,8 @@ class ProxQuant(_Wrapped):
         optimizer: type[Optimizer] = torch.optim.Adam,
         **kwargs: Any,
     ) -> None:
+        if not 0 <= (regularization := float(regularization)) < math.inf:
+            raise ValueError(f"regularization is a finite number of at least 0, got {regularization}")
         self.regularization = regularization
         super().__init__(params, optimizer, **kwargs)
 
@@ -156,8 +159,8 @@ class SignSGD(Optimizer):
     """
 
     def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0) -> None:
-        if lr < 0:
-            raise ValueError(f"lr is at least 0, got {lr}")
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr is a finite number of at least 0, got {lr}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is in [0, 1), got {momentum}")
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -196,8 +199,8 @@ class Bop(Optimizer):
     def __init__(self, params: Params, lr: float = 1e-3, threshold: float = 1e-7) -> None:
         if not 0 <= lr <= 1:
             raise ValueError(f"lr, the adaptivity rate, is in [0, 1], got {lr}")
-        if threshold < 0:
-            raise ValueError(f"threshold is at least 0, got {threshold}")
+        if not 0 <= (threshold := float(threshold)) < math.inf:
+            raise ValueError(f"threshold is a finite number of at least 0, got {threshold}")
         super().__init__(params, {"lr": lr, "threshold": threshold})
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ NOT_BINARY = (
     "real_parameters(model)"
 )
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
+LARGEST = 1e30  # a step must not leave the range of float32
 SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "rank", "rows"}
 
 
@@ -19,10 +20,10 @@ def check_settings(group: dict[str, Any]) -> None:
     """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
     lr, clamp, target_rms = group["lr"], group["clamp"], group["target_rms"]
     momentum, rank, rows = group["momentum"], group["rank"], group["rows"]
-    if not (_is_number(lr) and 0 <= lr < math.inf):
-        raise ValueError(f"lr is a finite number of at least 0, got {lr!r}")
-    if clamp is not None and not (_is_number(clamp) and 0 < clamp < math.inf):
-        raise ValueError(f"clamp is a positive finite number or None, got {clamp!r}")
+    if not (_is_number(lr) and 0 <= lr < LARGEST):
+        raise ValueError(f"lr is a number of at least 0 and below {LARGEST:g}, got {lr!r}")
+    if clamp is not None and not (_is_number(clamp) and 0 < clamp < LARGEST):
+        raise ValueError(f"clamp is a positive number below {LARGEST:g} or None, got {clamp!r}")
     if not (_is_number(target_rms) and 0 < target_rms < math.inf) and not _is_among(target_rms, None, "auto"):
         raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
     if not (_is_number(momentum) and 0 <= momentum < 1):

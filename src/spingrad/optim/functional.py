@@ -141,6 +141,6 @@ def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float |
         lr: Learning rate.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
     """
-    weight.addcmul_(spins, torch.where(idle, 0.0, -lr).to(weight.dtype)[:, None])
+    weight.addcmul_(spins, torch.where(idle, 0.0, -float(lr)).to(weight.dtype)[:, None])
     if clamp is not None:
-        weight.clamp_(-clamp, clamp)
+        weight.clamp_(-float(clamp), float(clamp))
