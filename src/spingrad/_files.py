@@ -55,6 +55,25 @@ def write_atomically(path: Path, content: bytes) -> None:
         flush_folder(target.parent)
 
 
+def check_own(path: Path, mark: bytes) -> None:
+    """Raise an error if there is a file without this mark in its first bytes: somebody else's.
+
+    For files that spingrad replaces in a place that the user did not name.
+
+    Raises:
+        FileFormatError: The file has no mark; it was left as it is.
+    """
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        start = file.read(8192)
+    if start and mark not in start:
+        raise FileFormatError(
+            f"expected no file, or one that spingrad has written, got {path}. It was not changed; move it "
+            "away or choose another place"
+        )
+
+
 def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a file that does not exist yet, in parts, and wait until it is on disk.
 

@@ -242,7 +242,10 @@ def groups(runs: pd.DataFrame, by: str | list[str]) -> list[tuple[Any, pd.DataFr
 
 
 def write_tensorboard(folder: Path, line: Line) -> None:
-    """One TensorBoard run: the curves step by step, the other metrics once."""
+    """One TensorBoard run: the curves step by step, the other metrics once.
+
+    TensorBoard writes its own files, so these may end in the middle of a record after a crash.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     name = "-".join(str(v) for k, v in line.job.items() if k != "quick").replace("/", "_").replace(" ", "_")

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from spingrad._command import UsageError
-from spingrad._files import write_atomically
+from spingrad._files import check_own, write_atomically
 from spingrad.export.fold import pack
 from spingrad.export.packed import PackedModel
 
@@ -32,11 +32,16 @@ def convert(args: argparse.Namespace) -> list[str]:
         from spingrad.export.c import to_c
 
         source = to_c(model, out.name.replace("-", "_"))
+        if args.out is None:
+            for ending in ("h", "c"):
+                check_own(out.with_name(f"{source.name}.{ending}"), b"spingrad")
         lines = [str(path) for path in source.save(out.parent)]
         sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
         return [*lines, f"{model.num_weights:,} weights; {sizes}, code not included"]
     content = _content(model, args.to)
     path = out if out.suffix else out.with_name(out.name + {"packed": ".safetensors"}.get(args.to, ".onnx"))
+    if args.out is None:
+        check_own(path, b"spingrad")
     write_atomically(path, content)
     return [str(path), f"{model.num_weights:,} weights in {len(content):,} bytes"]
 
