@@ -1,7 +1,6 @@
 """What the lab writes: on a full disk, in a folder that cannot be written, over files of others."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -9,33 +8,43 @@ import pytest
 import torch
 
 from spingrad._files import FileFormatError, check_own
+from spingrad_lab import experiments
 from spingrad_lab.cli import main
 from spingrad_lab.report.page import FIGURE_MARK, HTML_MARK, MARKDOWN_MARK
-from spingrad_lab.runs import Line, append_line
+from spingrad_lab.report.sections import Figure, Section
+from spingrad_lab.runs import Experiment, Line, append_line
 from spingrad_lab.tasks import small
 
-RESULTS = Path(__file__).parents[1] / "results"
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-from file_helpers import FOREIGN, contents, full_disk  # noqa: E402
+from file_helpers import FOREIGN, contents, full_disk
 
 
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory):
-    path = tmp_path_factory.mktemp("results")
-    shutil.copy(RESULTS / "rosenbrock.jsonl", path)
-    main(["report", str(path)])
-    return path
+class Squares(Experiment):
+    title, source = "Squares", "nowhere"
+
+    def plan(self, lab):
+        lab.run([{"seed": 3}])
+
+    def compute(self, job):
+        return {"square": 9}
+
+    def show(self, runs):
+        text = "<svg><title>https://matplotlib.org</title></svg>" + " " * 300
+        return Section(figures=[Figure("plot", "A plot.", text)])
 
 
 @pytest.fixture
-def folder(reported, tmp_path):
-    """Results of one experiment, with figures and a report."""
-    return shutil.copytree(reported, tmp_path / "results")
+def folder(tmp_path, monkeypatch):
+    """Results of one experiment, with a figure and a report."""
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"squares": Squares()})
+    main(["run", "squares", "--workers", "0", "--out", str(tmp_path / "results")])
+    main(["report", str(tmp_path / "results")])
+    return tmp_path / "results"
 
 
 def test_a_file_of_somebody_else_in_the_place_of_a_report_or_figure_is_untouched(folder):
-    for name in ("report.html", "report.md", "figures/rosenbrock-descent.svg"):
+    for name in ("report.html", "report.md", "figures/squares-plot.svg"):
         ours = (folder / name).read_bytes()
         (folder / name).write_text("my only copy")
         with pytest.raises(SystemExit, match=rf"or one that spingrad has written, got .*{name}"):
@@ -71,8 +80,8 @@ def test_on_a_full_disk_report_and_results_stay_as_they_were(folder, tmp_path):
     with full_disk(), pytest.raises(SystemExit, match=rf"{folder}/.*File too large"):
         main(["report", str(folder)])
     assert contents(folder) == before
-    with full_disk(), pytest.raises(OSError, match=r"File too large: .*rosenbrock\.jsonl"):
-        append_line(folder / "rosenbrock.jsonl", Line({}, {}, 0.0, {}))
+    with full_disk(), pytest.raises(OSError, match=r"File too large: .*squares\.jsonl"):
+        append_line(folder / "squares.jsonl", Line({}, {}, 0.0, {}))
     assert contents(folder) == before
 
 
