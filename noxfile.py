@@ -1,7 +1,6 @@
 """The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
 
-``lint``, ``tests`` and ``lab`` run in the environment that nox is installed in; ``plain``, ``minimum`` and
-``newest`` make their own.
+``plain``, ``minimum`` and ``newest`` make an environment of their own; the others run in that of nox.
 """
 
 import os
@@ -44,6 +43,12 @@ def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
         _run(session, "pytest", "-m", "", *PARALLEL, *(session.posargs or ["--durations=15"]))
+
+
+@nox.session(python=False, default=False)
+def mutants(session: nox.Session) -> None:
+    """Change one place of the library at a time: does a test fail? By hand: it takes hours."""
+    session.run(sys.executable, "tests/mutants.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

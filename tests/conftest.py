@@ -3,8 +3,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py"]
+
+settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("long", settings.get_profile("default"), max_examples=1700)
+settings.load_profile("default")
 
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
 

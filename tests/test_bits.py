@@ -46,7 +46,7 @@ def test_more_bits_come_nearer_to_a_real_weight():
 
 
 def test_no_bits_at_all_is_refused():
-    with pytest.raises(ValueError, match="count is at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"count is a whole number from 1 to 24.*got 0"):
         Bits(0)
 
 

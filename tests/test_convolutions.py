@@ -117,8 +117,8 @@ def test_wrong_dimensions_are_explained(kind):
     [
         ({"padding": "same", "stride": 2}, r'padding="same" needs stride=1, got stride=\(2, 2\)'),
         ({"padding": "some"}, 'padding is sizes, "same" or "valid", got \'some\''),
-        ({"padding": (1, 2, 3)}, r"padding is an int or 2 of them, got \(1, 2, 3\)"),
-        ({"stride": 1.5}, "stride is an int or 2 of them, got 1.5"),
+        ({"padding": (1, 2, 3)}, r"padding is an int of at least 0 or 2 of them, got \(1, 2, 3\)"),
+        ({"stride": 1.5}, "stride is an int of at least 1 or 2 of them, got 1.5"),
         ({"padding_mode": "mirror"}, "padding_mode is one of .*'circular'.*, got 'mirror'"),
         ({"groups": 3}, "groups must divide"),
     ],

@@ -451,7 +451,7 @@ def test_wrong_arguments_are_explained():
         QPSBGD(params, momentum=1)
     with pytest.raises(ValueError, match='target_rms is a positive finite number, "auto" or None, got 0'):
         QPSBGD(params, target_rms=0)
-    with pytest.raises(ValueError, match="rank is at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="rank is a whole number of at least 1 or None, got 0"):
         QPSBGD(params, rank=0)
     with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
         QPSBGD(params, rows="equal")

@@ -16,6 +16,8 @@ from spingrad_lab.cli import main
 from spingrad_lab.experiments import BENCHMARKS
 from spingrad_lab.runs import Line, read_lines, to_frame
 
+OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "vote-accuracy", "elastic", "kills"]
+
 
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -39,7 +41,7 @@ def test_every_benchmark_runs_prints_and_resumes(name, expected, data_folder, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["export", "qpu-wide-layer", "qpu-faults", "vote-accuracy", "elastic"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_other_benchmark_runs_on_real_data(name, data_folder, tmp_path, capsys):
     main(["bench", name, "--quick", "--repeats", "1", "--out", str(tmp_path)])
     assert "failed" not in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The projection problem: which spins best reproduce a layer's gradient?"""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -105,6 +106,8 @@ class BinaryQuadratic:
 
     def to_ising(self, unit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Biases ``h``, upper-triangular couplings ``J`` and offset of one unit."""
+        if isinstance(unit, bool) or not isinstance(unit, int) or not 0 <= unit < self.num_units:
+            raise ValueError(f"unit is a whole number from 0 to {self.num_units - 1}, got {unit!r}")
         gram = self.rows.gram()
         offset = gram.trace() + self.offset[unit]  # g² = 1 turns the diagonal into a constant
         return -2 * self.H[:, unit], 2 * gram.triu(1), offset
@@ -126,6 +129,10 @@ class BinaryQuadratic:
             tolerance: Stop once the gap of every unit is below this fraction of its energy.
             max_iterations: Stop here in any case.
         """
+        if not 0 <= (tolerance := float(tolerance)) < math.inf:
+            raise ValueError(f"tolerance is a finite number of at least 0, got {tolerance}")
+        if not isinstance(max_iterations, int) or max_iterations < 1:
+            raise ValueError(f"max_iterations is a whole number of at least 1, got {max_iterations!r}")
         whole = self.double()
         small = whole.compressed()
         G = box_minimum(small.rows.dense(), whole.H, whole.offset, tolerance, max_iterations)

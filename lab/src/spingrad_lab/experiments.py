@@ -4,6 +4,7 @@ from spingrad_lab.bench import (
     elastic,
     export,
     growth,
+    kills,
     memory,
     qpu_faults,
     qpu_wide_layer,
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Experiment] = {
     "qpu-faults": qpu_faults.QPUFaults(),
     "vote-accuracy": vote_accuracy.VoteAccuracy(),
     "elastic": elastic.Elastic(),
+    "kills": kills.Kills(),
     "slow-link": slow_link.SlowLink(),
     "ray-farm": ray_farm.RayFarm(),
 }

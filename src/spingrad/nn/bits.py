@@ -22,8 +22,8 @@ class Bits(nn.Module):
 
     def __init__(self, count: int, dim: int = -1) -> None:
         super().__init__()
-        if count < 1:
-            raise ValueError(f"count is at least 1, got {count}")
+        if not isinstance(count, int) or not 1 <= count <= 24:
+            raise ValueError(f"count is a whole number from 1 to 24, the bits of a float32, got {count!r}")
         self.count, self.dim = count, dim
         strengths = [2.0**-k for k in range(count)]
         self.scale = (count / sum(s * s for s in strengths)) ** 0.5

@@ -69,8 +69,9 @@ class BinaryConv(BinaryLayer):
     def _sizes(cls, **named: Size) -> tuple[int, ...]:
         ((name, size),) = named.items()
         sizes = tuple(size) if isinstance(size, Iterable) else (size,) * cls.trailing
-        if len(sizes) != cls.trailing or not all(isinstance(s, int) for s in sizes):
-            raise ValueError(f"{name} is an int or {cls.trailing} of them, got {size!r}")
+        least = 0 if "padding" in name else 1
+        if len(sizes) != cls.trailing or not all(isinstance(s, int) and s >= least for s in sizes):
+            raise ValueError(f"{name} is an int of at least {least} or {cls.trailing} of them, got {size!r}")
         return sizes
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -184,9 +185,9 @@ class BinaryConvTranspose2d(BinaryLayer):
         sizes = BinaryConv2d._sizes
         kernel, steps = sizes(kernel_size=kernel_size), sizes(stride=stride)
         shape = out_channels, in_channels // groups, *kernel
-        if scale is True:
-            scale = float((math.prod(shape[1:]) / math.prod(steps)) ** -0.5)
         super().__init__(shape, bias, device, dtype, scale=scale)
+        if scale is True:
+            self.scale = float((self.fan_in / math.prod(steps)) ** -0.5)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.padding_mode = kernel, steps, padding_mode
         self.padding, self.dilation = sizes(padding=padding), sizes(dilation=dilation)
@@ -222,7 +223,7 @@ def exchanged(weight: Tensor, groups: int) -> Tensor:
 
 
 def _check_groups(groups: int, in_channels: int, out_channels: int) -> None:
-    if in_channels % groups or out_channels % groups:
+    if not isinstance(groups, int) or groups < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"groups must divide in_channels and out_channels, "
             f"got groups={groups}, in_channels={in_channels}, out_channels={out_channels}"

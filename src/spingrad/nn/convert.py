@@ -60,7 +60,11 @@ def convert(model: nn.Module, *, keep: Keep | Iterable[Keep] = (), scale: Start 
           (2): Linear(in_features=32, out_features=10, bias=True)
         )
     """
-    if scale not in ("fan_in", "mean") and (isinstance(scale, str | bool) or not 0 < scale < float("inf")):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(scale, bool) or not (
+        scale in ("fan_in", "mean") if isinstance(scale, str) else 0 < scale < float("inf")
+    ):
         raise ValueError(f'scale is "fan_in", "mean" or a positive number, got {scale!r}')
     layers = _layers(model)
     kept = _kept(model, layers, [keep] if isinstance(keep, str | type) else list(keep))

@@ -65,8 +65,14 @@ class BinaryLayer(nn.Module):
         scale: Scale = True,
     ) -> None:
         super().__init__()
+        if not all(hasattr(size, "__index__") and size >= 1 for size in weight_shape):
+            raise ValueError(
+                f"{type(self).__name__}: sizes are whole numbers of at least 1, got weights of {weight_shape}"
+            )
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"{type(self).__name__}: dtype is a floating-point torch.dtype, got {dtype!r}")
         self.fan_in = math.prod(weight_shape[1:])
-        dtype = dtype or torch.get_default_dtype()
         latent = torch.float32 if _is_low(dtype) else dtype
         self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=latent))
         own = nn.Parameter(torch.empty(weight_shape[0], device=device, dtype=dtype)) if bias else None
@@ -224,6 +230,8 @@ def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         >>> [name for name, weight in binary_parameters(model)]
         ['0.weight']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     binary = {id(m.weight) for m in model.modules() if isinstance(m, BinaryLayer)}
     return [(name, p) for name, p in model.named_parameters() if id(p) in binary]
 

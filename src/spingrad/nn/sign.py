@@ -45,6 +45,8 @@ def sign(x: Tensor) -> Tensor:
         >>> x.grad
         tensor([0., 1., 1., 0.])
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(x).__name__}")
     if in_transform():
         return spins_with_gradient_of(x.clamp(-1, 1), x)
     return _Sign.apply(x)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,6 +1,5 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -11,6 +10,15 @@ from torch.optim import Optimizer
 
 from spingrad._memory import is_free
 from spingrad.optim import functional
+from spingrad.optim.checks import (
+    NOT_BINARY,
+    NOT_FINITE,
+    check_dtype,
+    check_run,
+    check_settings,
+    check_state,
+    check_weight,
+)
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
@@ -115,6 +123,7 @@ class QPSBGD(Optimizer):
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
         self.run = {"seed": seed, "step": 0, "skipped": 0}
+        check_run(self.run)
         self._spare: dict[Tensor, Tensor] = {}  # the averages of one step before, as memory for the next
         settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
         super().__init__(params, settings)
@@ -145,7 +154,7 @@ class QPSBGD(Optimizer):
         try:
             check_settings(group)
             for i, weight in enumerate(group["params"]):
-                _check_weight(_name(group, i), weight)
+                check_weight(_name(group, i), weight)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -199,12 +208,12 @@ class QPSBGD(Optimizer):
             check_settings(group)  # a scheduler may have changed them
             for i, weight in enumerate(group["params"]):
                 name = _name(group, i)
-                _check_dtype(name, weight)  # a model can change its dtype at any time
+                check_dtype(name, weight)  # a model can change its dtype at any time
                 if not weight.requires_grad:
                     continue
                 records = record.layers() if (record := record_of(weight)) else []
                 if not records and has_gradient_of_its_own(weight):
-                    raise RuntimeError(f"{name}: {_NOT_BINARY}")
+                    raise RuntimeError(f"{name}: {NOT_BINARY}")
                 layers.append(Layer(name, weight, group, records))
         return layers
 
@@ -220,7 +229,7 @@ class QPSBGD(Optimizer):
         """
         for layer, is_sound in zip(layers, sound, strict=True):
             if not is_sound:
-                raise FloatingPointError(f"{layer.name}: {_NOT_FINITE}")
+                raise FloatingPointError(f"{layer.name}: {NOT_FINITE}")
         names = [layer.name for layer in layers for _ in layer.records]
         bad = [name for name, check in zip(names, found, strict=True) if not check.finite]
         if bad and self.on_nonfinite == "raise":
@@ -300,7 +309,7 @@ class QPSBGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave; nothing changes if anything in it is wrong."""
-        check_state(state_dict)
+        check_state(state_dict, self.param_groups)
         own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
         super().load_state_dict(own)
         self.run = dict(state_dict["run"])
@@ -358,64 +367,3 @@ def missing(layers: list[Layer]) -> str:
         "(model.train()), used in the forward pass, and loss.backward() before step(). A weight that should "
         "not train has requires_grad=False."
     )
-
-
-def check_settings(group: dict[str, Any]) -> None:
-    """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
-    lr, clamp, target_rms = float(group["lr"]), group["clamp"], group["target_rms"]
-    if not 0 <= lr < math.inf:
-        raise ValueError(f"lr is a finite number of at least 0, got {lr}")
-    if clamp is not None and not 0 < clamp < math.inf:
-        raise ValueError(f"clamp is a positive finite number or None, got {clamp}")
-    if target_rms not in (None, "auto") and not (_is_number(target_rms) and 0 < target_rms < math.inf):
-        raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(f"momentum is in [0, 1), got {group['momentum']}")
-    if group["rank"] is not None and not group["rank"] >= 1:
-        raise ValueError(f"rank is at least 1 or None, got {group['rank']}")
-    if group["rows"] not in ("uniform", "normalized"):
-        raise ValueError(f'rows is "uniform" or "normalized", got {group["rows"]!r}')
-
-
-def check_state(state_dict: dict[str, Any]) -> None:
-    """Raise a ``ValueError`` that says what is wrong with a loaded state."""
-    if "run" not in state_dict:
-        raise ValueError(
-            f"expected the state_dict() of a QPSBGD, which has 'run', got the keys {sorted(state_dict)}"
-        )
-    for i, group in enumerate(state_dict["param_groups"]):
-        if absent := {"lr", "clamp", "target_rms", "momentum", "rank", "rows"} - set(group):
-            raise ValueError(f"group {i} of the loaded state lacks {sorted(absent)}")
-        check_settings(group)
-    for key, state in state_dict["state"].items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
-                raise ValueError(
-                    f"the loaded state of weight {key} has entries of {name!r} that are not finite"
-                )
-
-
-def _check_weight(name: str, weight: Tensor) -> None:
-    _check_dtype(name, weight)
-    if not weight.is_meta and not bool(torch.isfinite(weight.detach()).all()):
-        raise ValueError(f"{name}: {_NOT_FINITE}")
-
-
-def _check_dtype(name: str, weight: Tensor) -> None:
-    if weight.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"{name}: the latent weight is {weight.dtype}, in which a step of size lr can round to nothing. "
-            "Keep it in float32, as binary layers do under model.bfloat16() and autocast"
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_NOT_BINARY = (
-    "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
-    "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
-    "real_parameters(model)"
-)
-_NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"

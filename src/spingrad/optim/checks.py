@@ -1,0 +1,108 @@
+"""Settings, weights and loaded states of QP-SBGD: whatever is wrong is said before anything moves."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOT_BINARY = (
+    "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
+    "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
+    "real_parameters(model)"
+)
+NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
+SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "rank", "rows"}
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
+    lr, clamp, target_rms = group["lr"], group["clamp"], group["target_rms"]
+    momentum, rank, rows = group["momentum"], group["rank"], group["rows"]
+    if not (_is_number(lr) and 0 <= lr < math.inf):
+        raise ValueError(f"lr is a finite number of at least 0, got {lr!r}")
+    if clamp is not None and not (_is_number(clamp) and 0 < clamp < math.inf):
+        raise ValueError(f"clamp is a positive finite number or None, got {clamp!r}")
+    if not (_is_number(target_rms) and 0 < target_rms < math.inf) and not _is_among(target_rms, None, "auto"):
+        raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
+    if not (_is_number(momentum) and 0 <= momentum < 1):
+        raise ValueError(f"momentum is in [0, 1), got {momentum!r}")
+    if rank is not None and not (_is_whole(rank) and rank >= 1):
+        raise ValueError(f"rank is a whole number of at least 1 or None, got {rank!r}")
+    if not _is_among(rows, "uniform", "normalized"):
+        raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
+
+
+def check_run(run: object) -> None:
+    """Raise a ``ValueError`` if seed, step or the number of skipped steps is not a whole number from 0."""
+    for name in ("seed", "step", "skipped"):
+        value: Any = run.get(name) if isinstance(run, dict) else None
+        if not (_is_whole(value) and value >= 0):
+            raise ValueError(f"{name} is a whole number of at least 0, got {value!r}")
+
+
+def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Raise a ``ValueError`` that says what is wrong with a loaded state for these groups of parameters."""
+    for key, kind in (("run", dict), ("param_groups", list), ("state", dict)):
+        if not isinstance(state_dict.get(key), kind):
+            raise ValueError(
+                f"expected the state_dict() of a QPSBGD, in which {key!r} is a {kind.__name__}, got the keys "
+                f"{sorted(map(str, state_dict))} and {type(state_dict.get(key)).__name__}"
+            )
+    check_run(state_dict["run"])
+    weights: dict[Any, Tensor] = {}
+    for i, group in enumerate(state_dict["param_groups"]):
+        if absent := SETTINGS - set(group if isinstance(group, dict) else ()):
+            raise ValueError(f"group {i} of the loaded state lacks {sorted(absent)}")
+        check_settings(group)
+        if i < len(groups) and isinstance(group["params"], list):  # torch compares the numbers of both
+            weights |= dict(zip(group["params"], groups[i]["params"], strict=False))
+    for key, state in state_dict["state"].items():
+        if not isinstance(state, dict):
+            raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
+        average = state.get("exp_avg")
+        if average is None:
+            continue
+        shape = weights[key].shape if key in weights else None
+        if not isinstance(average, Tensor) or average.shape != shape or not average.is_floating_point():
+            raise ValueError(
+                f"the loaded 'exp_avg' of weight {key} is a floating-point tensor of the weight's shape "
+                f"{shape and tuple(shape)}, got {_described(average)}"
+            )
+        if not bool(torch.isfinite(average).all()):
+            raise ValueError(f"the loaded 'exp_avg' of weight {key} has entries that are not finite")
+
+
+def check_weight(name: str, weight: Tensor) -> None:
+    check_dtype(name, weight)
+    if not weight.is_meta and not bool(torch.isfinite(weight.detach()).all()):
+        raise ValueError(f"{name}: {NOT_FINITE}")
+
+
+def check_dtype(name: str, weight: Tensor) -> None:
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"{name}: the latent weight is {weight.dtype}, in which a step of size lr can round to nothing. "
+            "Keep it in float32, as binary layers do under model.bfloat16() and autocast"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is one number, as a Python number or as a tensor, which schedulers of lr may use."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_among(value: object, *known: object) -> bool:
+    return any(value is one or (isinstance(value, str) and value == one) for one in known)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,300 @@
+"""Mutation testing: does a test fail when one place of the library is changed?
+
+``nox -s mutants`` runs the quick tests once to learn which of them execute each line. Then it changes one
+place at a time in a copy of the checkout and runs the tests of that line, the shortest first. A mutant that
+fails no test has survived. Finished mutants are kept: stop at any time, and the same command goes on.
+
+``tests/mutants.md`` lists the survivors of the last run, each with the reason.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import coverage
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+LIBRARY = Path("src/spingrad")
+MODULES = ("optim", "problem.py", "solvers", "qpu", "distributed", "export", "_files.py")
+LEFT_OUT = (".git", ".venv*", ".nox", ".mypy_cache", ".ruff_cache", "__pycache__", "results")
+
+# Imported once: each mutant's tests run in a fork of this process, which must not import spingrad itself.
+IMPORTED = ["torch._dynamo", "numba", "scipy.sparse.linalg", "dimod", "dwave.system", "pandas"]
+
+# Tests that run lines of these folders in other processes, where the coverage does not look.
+IN_PROCESSES = {
+    "distributed": ["tests/test_distributed.py", "tests/test_ranks.py"],
+    "optim/ranks.py": ["tests/test_ranks.py"],
+}
+# Survivors of the review of version 0.1.0: file, old text, new text. They are tried in every run.
+REVIEWED = [
+    ("_files.py", "\n        os.fsync(descriptor)", "\n        pass"),
+    ("_files.py", "\n            os.fsync(descriptor)", "\n            pass"),
+    ("qpu/journal.py", 'database.execute("PRAGMA synchronous = EXTRA")', "pass"),
+    ("qpu/service.py", "len(np.unique(samples, axis=0)) == len(samples)", "True"),
+    ("distributed/gather.py", "record.grad * (count / total)", "record.grad"),
+    ("export/packed.py", " or length > MAX_HEADER", ""),
+    ("export/stages.py", "(np.abs(self.directions) != 1).any()", "False"),
+]
+SWAPPED = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+
+
+class Mutant(NamedTuple):
+    """A change of one place: the bytes from ``start`` to ``end`` of a file become ``new``."""
+
+    file: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.line}:{self.start} {self.old!r} -> {self.new!r}"
+
+
+def mutants(file: Path, source: str) -> list[Mutant]:
+    """Every mutant of a file, without those of its messages, annotations and decorators."""
+    data = source.encode()
+    starts = [0]
+    for line in data.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def place(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    def change(node: ast.AST, start: int, end: int, new: str) -> Mutant:
+        return Mutant(str(file), node.lineno, start, end, data[start:end].decode(), new)  # type: ignore[attr-defined]
+
+    def operator(node: ast.AST, left: ast.expr, right: ast.expr, kind: ast.AST) -> Iterator[Mutant]:
+        if type(kind) not in SWAPPED:
+            return
+        old, new = SWAPPED[type(kind)]
+        begin = place(left.end_lineno or 0, left.end_col_offset or 0)
+        found = data.find(old.encode(), begin, place(right.lineno, right.col_offset))
+        if found >= 0:
+            yield change(node, found, found + len(old), new)
+
+    found: list[Mutant] = []
+    for node in _code(ast.parse(source)):
+        start = place(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+        end = place(getattr(node, "end_lineno", 1), getattr(node, "end_col_offset", 0))
+        match node:
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
+                found += operator(node, left, right, kind)
+            case ast.BinOp(left=left, op=kind, right=right) if not (_is_text(left) or _is_text(right)):
+                found += operator(node, left, right, kind)
+            case ast.BoolOp(op=kind, values=[left, right, *_]):
+                found += operator(node, left, right, kind)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                found.append(change(node, start, place(operand.lineno, operand.col_offset), ""))
+            case ast.Constant(value=bool() as value):
+                found.append(change(node, start, end, str(not value)))
+            case ast.Constant(value=int() as value):
+                found.append(change(node, start, end, str(value + 1)))
+            case ast.Constant(value=float() as value):
+                found.append(change(node, start, end, str(2 * value or 1.0)))
+            case ast.Raise() | ast.AugAssign() | ast.Expr(value=ast.Call()):
+                found.append(change(node, start, end, "pass"))
+    return found
+
+
+def _code(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a tree that decide what a program does."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise | ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _code(child)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def reviewed(root: Path) -> Iterator[Mutant]:
+    """The mutants of :data:`REVIEWED`."""
+    for part, old, new in REVIEWED:
+        file = LIBRARY / part
+        data = (root / file).read_bytes()
+        start = data.index(old.encode())
+        line = data[: start + len(old) - len(old.lstrip())].count(b"\n") + 1
+        yield Mutant(str(file), line, start, start + len(old.encode()), old, new)
+
+
+class Tests:
+    """Which tests execute a line, and how long they take; measured once in a copy of the checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / "times.xml").exists():
+            options = ["--cov=spingrad", "--cov-context=test", "--cov-report=", "--cov-fail-under=0"]
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-n2",
+                    "--dist=loadfile",
+                    *options,
+                    "--junitxml=part.xml",
+                ],
+                cwd=folder,
+                env=_environment(folder),
+                check=True,
+            )
+            (folder / "part.xml").rename(folder / "times.xml")
+        data = coverage.CoverageData(str(folder / ".coverage"))
+        data.read()
+        self._lines = {
+            str(Path(file).relative_to(folder)): data.contexts_by_lineno(file)
+            for file in data.measured_files()
+        }
+        cases = xml.etree.ElementTree.parse(folder / "times.xml").iter("testcase")
+        self._seconds = {f"{c.get('classname')}.{c.get('name')}": float(c.get("time", 0)) for c in cases}
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests of a mutant, the shortest first."""
+        lines = self._lines.get(mutant.file, {})
+        contexts = set(lines.get(mutant.line, []))
+        if contexts == {""}:  # at import: a constant, a default
+            contexts = {context for line in lines.values() for context in line}
+        tests = {context.partition("|")[0] for context in contexts if context}
+        part = mutant.file.removeprefix(f"{LIBRARY}/")
+        others = [file for start, files in IN_PROCESSES.items() if part.startswith(start) for file in files]
+        return [*sorted(tests, key=self._time), *others]
+
+    def _time(self, test: str) -> float:
+        file, _, name = test.partition("::")
+        return self._seconds.get(f"{file.removesuffix('.py').replace('/', '.')}.{name}", 0.0)
+
+
+def outcome(mutant: Mutant, tests: list[str], folder: Path, most_seconds: float) -> str:
+    """``killed``, ``survived``, ``too slow`` (the tests did not end) or ``not run`` (by no test)."""
+    if not tests:
+        return "not run"
+    path = folder / mutant.file
+    data = path.read_bytes()
+    path.write_bytes(data[: mutant.start] + mutant.new.encode() + data[mutant.end :])
+    try:
+        code = _run(tests, folder, most_seconds)
+    finally:
+        path.write_bytes(data)
+    return {0: "survived", -signal.SIGKILL: "too slow"}.get(code, "killed")
+
+
+def _run(tests: list[str], folder: Path, most_seconds: float) -> int:
+    """The exit code of the tests, in a fork of this process."""
+    if not (child := os.fork()):
+        os.setsid()  # so that its own processes can be stopped with it
+        os.chdir(folder)
+        os.environ.update(_environment(folder))
+        sys.path.insert(0, str(folder / "src"))
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    alarm = threading.Timer(most_seconds, os.killpg, (child, signal.SIGKILL))
+    alarm.start()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    alarm.cancel()
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    return code
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(folder / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def choose(root: Path, count: int, seed: int, modules: list[str]) -> list[Mutant]:
+    """``count`` mutants of each module, at random."""
+    chance = random.Random(seed)
+    chosen: list[Mutant] = []
+    for module in modules:
+        path = root / LIBRARY / module
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        every = [m for file in files for m in mutants(file.relative_to(root), file.read_text())]
+        chosen += chance.sample(every, min(count, len(every)))
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("mutants"), help="copy and results; %(default)s")
+    parser.add_argument("--count", type=int, default=30, help="mutants of each module; %(default)s")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modules", nargs="+", default=MODULES, metavar="MODULE")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    copy, clean, results = folder / "copy", folder / "clean", folder / "mutants.jsonl"
+    if not clean.exists():
+        shutil.copytree(CHECKOUT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT, folder.name))
+        shutil.copytree(copy / LIBRARY, clean / LIBRARY)
+    shutil.copytree(clean, copy, dirs_exist_ok=True)  # a run that was stopped may have left a mutant
+    tests = Tests(copy)
+    done = dict(map(json.loads, results.read_text().splitlines())) if results.exists() else {}
+    for module in IMPORTED:
+        importlib.import_module(module)
+    chosen = [*reviewed(clean), *choose(clean, args.count, args.seed, args.modules)]
+    for mutant in chosen[:: args.count]:
+        if outcome(mutant._replace(new=mutant.old), tests.of(mutant), copy, most_seconds=900) == "killed":
+            sys.exit(f"the tests of {mutant.file}, line {mutant.line}, fail without any change")
+    for number, mutant in enumerate(chosen, 1):
+        if mutant.name not in done:
+            done[mutant.name] = outcome(mutant, tests.of(mutant), copy, most_seconds=900)
+            with results.open("a") as file:
+                print(json.dumps([mutant.name, done[mutant.name]]), file=file)
+            print(f"{number} of {len(chosen)}: {done[mutant.name]:9} {mutant.name}", flush=True)
+    counts = Counter(done[mutant.name] for mutant in chosen)
+    print(f"{len(chosen)} mutants: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
