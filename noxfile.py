@@ -13,7 +13,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
 
-TORCH = "torch==2.13.0"
+PINNED = ("-c", ".ci/constraints.txt")
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
 NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
 PARALLEL = ("-n2", "--dist=loadfile")  # two processes of one thread each
@@ -54,8 +54,8 @@ def mutants(session: nox.Session) -> None:
 @nox.session
 def plain(session: nox.Session) -> None:
     """The library with its requirements and no extra: the tests pass, or are skipped where they need one."""
-    session.install(TORCH)  # first and pinned: a build without CUDA packages where there is one
-    session.install(*NO_EXTRAS)
+    session.install(*PINNED, "torch")  # first: a build without CUDA packages where there is one
+    session.install(*PINNED, *NO_EXTRAS)
     refuse_cuda(session)
     session.run("python", "-c", _first_example("README.md"), silent=True)
     session.run("spingrad", "--help", silent=True)

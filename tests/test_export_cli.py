@@ -51,8 +51,6 @@ def test_a_torch_checkpoint_needs_its_network(tmp_path, monkeypatch, capsys):
         main(arguments)
     main([*arguments, "--model", "my_nets:digits"])
     assert PackedModel.load("out.safetensors").to_bytes() == pack(model).to_bytes()
-    with pytest.raises(SystemExit, match="MODULE:FUNCTION"):
-        main([*arguments, "--model", "my_nets"])
     with pytest.raises(SystemExit, match="no_such"):
         main([*arguments, "--model", "my_nets:no_such"])
 
@@ -65,6 +63,7 @@ def test_a_report_says_what_every_layer_gains(packed_file, capsys, one_thread):
     assert "int8" in said
 
 
-def test_a_command_without_a_checkpoint_is_an_error_that_says_what_to_give():
-    with pytest.raises(SystemExit, match="--to packed, c, onnx or qonnx"):
+def test_a_command_without_a_checkpoint_is_an_error_that_says_what_to_give(capsys):
+    with pytest.raises(SystemExit, match="2"):
         main(["export"])
+    assert "--to packed, c, onnx or qonnx" in capsys.readouterr().err

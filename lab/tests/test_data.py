@@ -3,8 +3,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from spingrad_lab.data import (
     adult,
     cifar10,
     fashion_mnist,
-    files,
     karate,
     key_points,
     line_features,
@@ -22,6 +19,7 @@ from spingrad_lab.data import (
     planetoid,
     tiny_shakespeare,
 )
+from spingrad_lab.data.download import DataError
 from spingrad_lab.data.graphs import unpickle
 
 # torch_geometric still scripts its classes, which torch has deprecated.
@@ -72,49 +70,20 @@ def test_a_changed_byte_is_refused_before_unpickling(with_a_changed_byte, monkey
         planetoid("cora")
 
 
-@pytest.fixture
-def source(tmp_path, monkeypatch):
-    """A server with one file, which counts how often it is asked; nothing is found elsewhere."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            if self.path != "/file":
-                return self.send_error(404)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"data")
-
-        def log_message(self, *args):
-            pass
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SPINGRAD_DATA", raising=False)
-    monkeypatch.setenv("no_proxy", "*")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+def test_a_huge_file_is_refused_without_reading_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPINGRAD_DATA", str(tmp_path))
+    (tmp_path / "adult").mkdir()
+    with open(tmp_path / "adult" / "a1a", "wb") as file:
+        file.truncate(200 * 10**9)
+    with pytest.raises(DataError, match=r"a1a: expected a file of 114,818 bytes, got 200,000,000,000"):
+        adult("train")
 
 
-def test_a_download_is_checked_and_kept(tmp_path, source):
-    url, asked = source
-    good = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    with pytest.raises(ValueError, match=f"expected {'0' * 64}"):
-        files.fetch("a/file", "0" * 64, f"{url}/file")
-    assert not list((tmp_path / "cache/spingrad/a").iterdir())
-    assert files.fetch("a/file", good, f"{url}/file") == b"data"
-    assert files.fetch("a/file", good, f"{url}/file") == b"data"
-    assert len(asked) == 2
-    assert [p.name for p in (tmp_path / "cache/spingrad/a").iterdir()] == ["file"]
-
-
-def test_a_file_that_is_nowhere_is_explained(source):
-    with pytest.raises(FileNotFoundError, match="point SPINGRAD_DATA at a folder that has it"):
-        files.fetch("a/file", "0" * 64, f"{source[0]}/none")
+def test_a_folder_in_the_place_of_a_file_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPINGRAD_DATA", str(tmp_path))
+    (tmp_path / "adult" / "a1a").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"a1a: expected a file, got a folder"):
+        adult("train")
 
 
 def test_every_official_source_is_encrypted():

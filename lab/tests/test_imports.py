@@ -8,7 +8,7 @@ import pytest
 
 import spingrad_lab
 
-SHARED = {"spingrad._files", "spingrad._figures", "spingrad._timing"}
+SHARED = {"spingrad._command", "spingrad._files", "spingrad._figures", "spingrad._timing"}
 """Helpers that the library shares with the lab; every other private name of spingrad is off limits."""
 
 

@@ -184,12 +184,12 @@ def test_solvers_have_names(name):
 
 
 def test_an_unknown_solver_or_experiment_is_refused_before_any_run(tmp_path, capsys):
-    with pytest.raises(
-        SystemExit, match=r"solver is block, exact, sign, annealing, tabu or feedback, got 'x'"
-    ):
+    with pytest.raises(SystemExit, match="2"):
         main(["run", "karate", "--solver", "x", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"no experiment 'nothing'; choose from: all, logistic"):
+    assert "--solver is block, exact, sign, annealing, tabu or feedback, got 'x'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
         main(["run", "nothing", "--out", str(tmp_path)])
+    assert "no experiment 'nothing'; choose from: all, logistic" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="holds no finished runs"):
         main(["report", str(tmp_path)])
 

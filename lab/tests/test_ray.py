@@ -40,6 +40,7 @@ def test_an_experiment_on_ray_resumes_and_equals_one_on_this_machine(tmp_path):
     ]
 
 
-def test_an_address_without_ray_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="add --workers ray"):
+def test_an_address_without_ray_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
         main(["run", "karate", "--out", str(tmp_path), "--address", "127.0.0.1:6379"])
+    assert "add --workers ray" in capsys.readouterr().err

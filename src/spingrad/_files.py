@@ -43,7 +43,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         target = Path(os.path.realpath(path))  # a link stays a link
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it exists and is not a regular file")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         temporary = target.with_name(f".spingrad-{secrets.token_hex(8)}.tmp")
         try:
             _write(temporary, os.O_CREAT | os.O_EXCL, [content])
@@ -53,6 +53,25 @@ def write_atomically(path: Path, content: bytes) -> None:
                 temporary.unlink()
             raise
         flush_folder(target.parent)
+
+
+def check_own(path: Path, mark: bytes) -> None:
+    """Raise an error if there is a file without this mark in its first bytes: somebody else's.
+
+    For files that spingrad replaces in a place that the user did not name.
+
+    Raises:
+        FileFormatError: The file has no mark; it was left as it is.
+    """
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        start = file.read(8192)
+    if start and mark not in start:
+        raise FileFormatError(
+            f"expected no file, or one that spingrad has written, got {path}. It was not changed; move it "
+            "away or choose another place"
+        )
 
 
 def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -85,7 +104,7 @@ def append_record(path: Path, record: Any) -> None:
     if len(line) > LONGEST_LINE:
         raise ValueError(f"a record of {path} may have {LONGEST_LINE} bytes, got {len(line)}")
     with _errors_name(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         with FileLock(path.parent / ".lock", timeout=LOCK_SECONDS, poll_interval=0.01):
             if not path.exists() or not path.stat().st_size:
                 write_atomically(path, FIRST_LINE + line)
@@ -166,6 +185,13 @@ def _without_torn_line(path: Path) -> bytes:
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     _check_torn(path, torn, whole.count(b"\n") + 2)
     return whole + newline
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # which sounds as if the file in the folder existed
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
 
 def _write(path: Path, flags: int, chunks: Iterable[bytes | memoryview]) -> None:

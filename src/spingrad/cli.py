@@ -2,34 +2,28 @@
 
 import argparse
 import io
-import sys
+import math
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spingrad._command import Parser, input_file, number, run, whole
 from spingrad._version import __version__
 
 if TYPE_CHECKING:
     from spingrad.qpu import Chip
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the ``spingrad`` command."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(arguments)
-    if args.command is _emulate:
-        args.rest = rest  # the emulator parses its own options
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        args.command(args)
-    except (ImportError, ValueError, FileNotFoundError, ConnectionError) as error:
-        sys.exit(str(error))
+    run(_parser(), arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "spingrad", description="Binary neural networks on annealers and devices."
-    )
+def _parser() -> Parser:
+    parser = Parser("spingrad", description="Binary neural networks on annealers and devices.")
     parser.add_argument("--version", action="version", version=f"spingrad {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_qpu(commands)
@@ -52,9 +46,9 @@ def _add_qpu(commands: Any) -> None:
         'working graph of its QPU, which is free. Needs: pip install "spingrad[qpu]"',
     )
     plan.add_argument("widths", type=_widths, metavar="WIDTHS", help="inputs and units per layer: 16-4-4-2")
-    plan.add_argument("--batch-size", type=_count, required=True, metavar="N", help="examples per batch")
+    plan.add_argument("--batch-size", type=whole(), required=True, metavar="N", help="examples per batch")
     plan.add_argument(
-        "--num-examples", type=_count, required=True, metavar="N", help="examples in the training set"
+        "--num-examples", type=whole(), required=True, metavar="N", help="examples in the training set"
     )
     for name, default, text in (
         ("--epochs", 1, "passes over the training set"),
@@ -62,8 +56,12 @@ def _add_qpu(commands: Any) -> None:
         ("--block-size", 32, "most spins of a unit that are on the chip at once"),
         ("--num-sweeps", 1, "passes over the blocks of a wide layer"),
     ):
-        plan.add_argument(name, type=_count, default=default, metavar="N", help=f"{text}; default: {default}")
-    plan.add_argument("--annealing-time", type=float, metavar="US", help="microseconds; default: the chip's")
+        plan.add_argument(
+            name, type=whole(), default=default, metavar="N", help=f"{text}; default: {default}"
+        )
+    plan.add_argument(
+        "--annealing-time", type=number(positive=True), metavar="US", help="microseconds; default: the chip's"
+    )
     plan.add_argument(
         "--topology", choices=["pegasus", "zephyr"], default="pegasus", help="of the ideal chip; %(default)s"
     )
@@ -77,16 +75,56 @@ def _add_qpu(commands: Any) -> None:
         "--call or --out it also draws one call: the chains on the chip, the energies of the samples, the "
         'chain breaks of the run. Needs: pip install "spingrad[qpu]", and to draw "spingrad[qpu,plot]"',
     )
-    inspect.add_argument("journal", type=Path, metavar="JOURNAL")
-    inspect.add_argument("--call", type=_count, metavar="N", help="draw this call, from 1; default: the last")
+    inspect.add_argument("journal", type=input_file, metavar="JOURNAL")
+    inspect.add_argument(
+        "--call", type=whole(), metavar="N", help="draw this call, from 1; default: the last"
+    )
     inspect.add_argument("--out", type=Path, metavar="FILE", help="draw into this file; default: JOURNAL.svg")
     inspect.set_defaults(command=_inspect)
 
-    actions.add_parser(
+    _add_emulate(actions)
+
+
+def _add_emulate(actions: Any) -> None:
+    emulate = actions.add_parser(
         "emulate",
-        add_help=False,
-        help="run an emulated QPU on this machine until Ctrl-C; its --help lists its options",
-    ).set_defaults(command=_emulate)
+        help="run an emulated QPU on this machine until Ctrl-C",
+        description="Runs an emulated QPU on 127.0.0.1 until Ctrl-C, which is its normal end (exit code 0), "
+        "and prints the settings of D-Wave's client as shell commands. Needs: "
+        'pip install "spingrad[qpu]"',
+    )
+    emulate.add_argument("--topology", choices=["pegasus", "zephyr"], default="pegasus", help="%(default)s")
+    emulate.add_argument(
+        "--size",
+        type=whole(2, 20),
+        metavar="N",
+        help="grid parameter of the lattice; default: a full-size chip",
+    )
+    emulate.add_argument(
+        "--broken", type=number(0, 1), default=0.01, metavar="SHARE", help="of the qubits; %(default)s"
+    )
+    emulate.add_argument("--seed", type=whole(0), default=0, metavar="N", help="%(default)s")
+    emulate.add_argument(
+        "--noise",
+        type=number(0),
+        nargs=2,
+        default=(0.0, 0.0),
+        metavar=("SIGMA_H", "SIGMA_J"),
+        help="standard deviations of the control errors on h and J",
+    )
+    emulate.add_argument(
+        "--num-sweeps", type=whole(), default=25, metavar="N", help="of annealing per read; %(default)s"
+    )
+    emulate.add_argument(
+        "--queue-seconds", type=number(0), default=0.0, metavar="S", help="that a job waits; %(default)s"
+    )
+    emulate.add_argument(
+        "--quota-us", type=number(0), default=math.inf, metavar="US", help="most microseconds to charge"
+    )
+    emulate.add_argument(
+        "--port", type=whole(0, 65535), default=0, metavar="N", help="on 127.0.0.1; 0 chooses a free one"
+    )
+    emulate.set_defaults(command=_emulate)
 
 
 def _add_export(commands: Any) -> None:
@@ -97,35 +135,33 @@ def _add_export(commands: Any) -> None:
         "safetensors checkpoint of a torch network. --report measures every layer against torch. Needs: "
         'pip install "spingrad[export]", and for --to onnx or qonnx "spingrad[export,onnx]"',
     )
-    export.add_argument("checkpoint", nargs="?", type=Path, metavar="CHECKPOINT", help="a safetensors file")
+    export.add_argument(
+        "checkpoint", nargs="?", type=input_file, metavar="CHECKPOINT", help="a safetensors file"
+    )
     export.add_argument("--to", choices=["packed", "c", "onnx", "qonnx"], help="the format to write")
     export.add_argument("--out", type=Path, metavar="PATH", help="file to write; for C without .c and .h")
     export.add_argument(
         "--report", action="store_true", help="print size, operations and time of every layer"
     )
     export.add_argument(
-        "--batch", type=_count, default=256, metavar="N", help="batch size of the report; %(default)s"
+        "--batch", type=whole(), default=256, metavar="N", help="batch size of the report; %(default)s"
     )
     export.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the network of a torch checkpoint")
     export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one example, if it is an image")
     export.add_argument("--spins", action="store_true", help="inputs are -1 and +1, not pixels")
-    export.add_argument("--scale", type=float, default=1 / 255, help="factor on pixels in training; 1/255")
-    export.add_argument("--shift", type=float, default=0.0, help="added to scale * pixel; %(default)s")
+    export.add_argument(
+        "--scale", type=number(positive=True), default=1 / 255, help="factor on pixels in training; 1/255"
+    )
+    export.add_argument("--shift", type=number(), default=0.0, help="added to scale * pixel; %(default)s")
     export.set_defaults(command=_export)
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return int(text)
+    return tuple(whole()(part) for part in text.split(","))
 
 
 def _widths(text: str) -> list[int]:
-    widths = [_count(part) for part in text.split("-")]
+    widths = [whole()(part) for part in text.split("-")]
     if len(widths) < 2:
         raise argparse.ArgumentTypeError(
             f"expected the inputs and the units of every layer, such as 16-4-4-2, got {text!r}"
@@ -169,7 +205,7 @@ def _chip(args: argparse.Namespace) -> "Chip":
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from spingrad._files import write_atomically
+    from spingrad._files import check_own, write_atomically
     from spingrad.qpu import Journal
     from spingrad.qpu.inspect import answered_calls, picture, summary
 
@@ -179,6 +215,8 @@ def _inspect(args: argparse.Namespace) -> None:
         calls = answered_calls(journal)
         canvas = picture(calls, args.call or len(calls))
         out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
+        if args.out is None:
+            check_own(out, b"matplotlib.org")
         drawing = io.BytesIO()
         canvas.savefig(drawing, format=out.suffix[1:] or None, dpi=200)
         write_atomically(out, drawing.getvalue())
@@ -186,9 +224,21 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _emulate(args: argparse.Namespace) -> None:
-    from spingrad.testing.sapi.__main__ import main as emulate
+    from spingrad.testing.sapi import Sapi
 
-    emulate(args.rest)
+    names = ("topology", "size", "broken", "seed", "num_sweeps", "queue_seconds", "quota_us", "port")
+    options = {name: getattr(args, name) for name in names}
+    try:
+        sapi = Sapi(**options, noise=tuple(args.noise))
+    except OSError as error:
+        raise OSError(f"--port {args.port} of 127.0.0.1: {error.strerror}; choose another one") from None
+    with sapi:
+        for ending in (signal.SIGINT, signal.SIGTERM):  # a shell makes background jobs ignore SIGINT
+            signal.signal(ending, signal.default_int_handler)
+        for name, value in sapi.settings.items():
+            print(f"export {name}={value}", flush=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def _print_pairs(pairs: list[tuple[str, str]]) -> None:

@@ -1,15 +1,19 @@
 """The command ``spingrad-lab``: list and run experiments, run benchmarks, write the report."""
 
 import argparse
+import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
+
+from spingrad._command import Parser, UsageError, folder, run, whole
 
 if TYPE_CHECKING:
     from spingrad_lab.report.sections import Section
@@ -18,40 +22,38 @@ if TYPE_CHECKING:
 RESULTS = Path("lab-results")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the ``spingrad-lab`` command."""
-    args = _parser().parse_args(arguments)
-    try:
-        args.command(args)
-    except (ImportError, ValueError, FileNotFoundError, ConnectionError) as error:
-        sys.exit(str(error))
+    run(_parser(), arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("spingrad-lab", description="Experiments and benchmarks of spingrad.")
+def _parser() -> Parser:
+    parser = Parser("spingrad-lab", description="Experiments and benchmarks of spingrad.")
+    versions = " ".join(f"{name} {version(name)}" for name in ("spingrad-lab", "spingrad"))
+    parser.add_argument("--version", action="version", version=versions)
     actions = parser.add_subparsers(required=True, metavar="COMMAND")
     actions.add_parser("list", help="every experiment and benchmark").set_defaults(command=_list)
 
-    run = actions.add_parser(
+    runs = actions.add_parser(
         "run",
         help="run an experiment and print what it shows",
         description="Run an experiment and print what it shows. Finished runs are kept in OUT/NAME.jsonl: "
         "stop at any time, and the same command goes on from there.",
     )
-    run.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spingrad-lab list`, or all")
-    run.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
-    run.add_argument("--seeds", type=int, metavar="N", help="number of seeds of the final runs")
-    run.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
-    run.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
-    run.add_argument(
+    runs.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spingrad-lab list`, or all")
+    runs.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
+    runs.add_argument("--seeds", type=whole(), metavar="N", help="number of seeds of the final runs")
+    runs.add_argument("--solver", metavar="NAME", help="for QP-SBGD: block, exact, sign, annealing, tabu")
+    runs.add_argument("--out", type=folder, default=RESULTS, metavar="DIR", help="%(default)s")
+    runs.add_argument(
         "--workers",
         type=_workers,
         metavar="N",
         help='processes side by side, or "ray" for the CPUs of a Ray cluster; default: all cores',
     )
-    run.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster; default: on this machine")
-    run.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")
-    run.set_defaults(command=_run)
+    runs.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster; default: on this machine")
+    runs.add_argument("--tensorboard", action="store_true", help="also write the runs to DIR/tensorboard")
+    runs.set_defaults(command=_run)
 
     report = actions.add_parser(
         "report",
@@ -59,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Write report.html, report.md and the figures from the runs in a folder; nothing is run "
         "again. Where there are only quick runs, the report is of these and says so.",
     )
-    report.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
+    report.add_argument("folder", nargs="?", type=folder, default=RESULTS, metavar="DIR", help="%(default)s")
     report.set_defaults(command=_report)
 
     bench = actions.add_parser(
@@ -70,12 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("names", nargs="+", metavar="NAME", help="as listed by `spingrad-lab list`, or all")
     bench.add_argument("--quick", action="store_true", help="small sizes, to see that it works: not a result")
-    bench.add_argument("--repeats", type=_count, metavar="N", help="runs of each; default: as in the report")
-    bench.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="%(default)s")
-    bench.add_argument("--device", default="cpu", help="for step: cpu, cuda, mps; %(default)s")
+    bench.add_argument("--repeats", type=whole(), metavar="N", help="runs of each; default: as in the report")
+    bench.add_argument("--out", type=folder, default=RESULTS, metavar="DIR", help="%(default)s")
+    bench.add_argument("--device", type=_device, default="cpu", help="for step: cpu, cuda, mps; %(default)s")
     bench.add_argument(
         "--beside",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="for step: a checkout of another commit of this project, timed in the same run",
     )
@@ -83,16 +85,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return int(text)
-
-
 def _workers(text: str) -> int | str:
-    if text != "ray" and not text.isdigit():
-        raise argparse.ArgumentTypeError(f'expected a number or "ray", got {text!r}')
-    return text if text == "ray" else int(text)
+    if text == "ray":
+        return text
+    try:
+        return whole(0, 1024)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}; or "ray"') from None
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", text):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda, cuda:1 or mps, got {text!r}")
+    return text
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"--device {device} cannot be used on this machine: {error}") from None
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -115,12 +129,15 @@ def _run(args: argparse.Namespace) -> None:
 
     names = _known(args.names, "experiment", EXPERIMENTS)
     if args.solver is not None:
-        make_solver(args.solver)  # an unknown name ends here and not after the first trial
+        try:
+            make_solver(args.solver)  # an unknown name ends here and not after the first trial
+        except ValueError as error:
+            raise UsageError(f"--{error}") from None
     folder = args.out / "quick" if args.quick else args.out
     folder = folder / f"solver-{args.solver}" if args.solver else folder
     options = {"quick": args.quick, "seeds": args.seeds, "solver": args.solver, "workers": args.workers}
     if args.address and args.workers != "ray":
-        raise ValueError("--address is that of a Ray cluster: add --workers ray")
+        raise UsageError("--address is that of a Ray cluster: add --workers ray")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
     for name in names:
         options |= {"address": args.address, "tensorboard": args.tensorboard}
@@ -133,6 +150,7 @@ def _bench(args: argparse.Namespace) -> None:
     from spingrad_lab.experiments import BENCHMARKS
     from spingrad_lab.runs import Lab
 
+    _check_device(args.device)
     folder = (args.out / "quick" if args.quick else args.out) / "bench"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers end with us
     for name in _known(args.names, "benchmark", BENCHMARKS):  # one after the other: they time each other
@@ -145,7 +163,7 @@ def _known(names: list[str], kind: str, known: Mapping[str, object]) -> list[str
     """The names asked for, or all; refused before anything is run."""
     for name in names:
         if name != "all" and name not in known:
-            raise ValueError(f"there is no {kind} {name!r}; choose from: all, {', '.join(known)}")
+            raise UsageError(f"there is no {kind} {name!r}; choose from: all, {', '.join(known)}")
     return list(known) if "all" in names else names
 
 
@@ -155,7 +173,8 @@ def _run_and_print(lab: "Lab") -> None:
     try:
         lab.experiment.plan(lab)
     except KeyboardInterrupt:
-        sys.exit(f"stopped; {len(lab.finished)} runs are kept in {lab.path}, the same command goes on")
+        kept = f"{len(lab.finished)} runs are kept in {lab.path}"
+        raise KeyboardInterrupt(f"stopped; {kept}, the same command goes on") from None
     _print(*show(lab.folder, lab.name, lab.experiment))
 
 

@@ -132,9 +132,11 @@ class Lab:
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+        except (
+            BaseException
+        ):  # Ctrl-C as well: what still runs would keep this process alive until it is done
+            _end(pool)
+            raise
 
     def _keep(self, line: Line) -> None:
         self.finished[_key(line.job)] = line
@@ -148,8 +150,15 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     """Processes that live as long as this one, so that what they load is loaded once."""
     # A fork server has imported torch once and forks clean workers; a plain fork may inherit locks.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spingrad_lab.experiments"])
+    context.set_forkserver_preload(["spingrad_lab._quiet", "spingrad_lab.experiments"])
     return ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    _pool.cache_clear()
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 @contextmanager
@@ -233,7 +242,10 @@ def groups(runs: pd.DataFrame, by: str | list[str]) -> list[tuple[Any, pd.DataFr
 
 
 def write_tensorboard(folder: Path, line: Line) -> None:
-    """One TensorBoard run: the curves step by step, the other metrics once."""
+    """One TensorBoard run: the curves step by step, the other metrics once.
+
+    TensorBoard writes its own files, so these may end in the middle of a record after a crash.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     name = "-".join(str(v) for k, v in line.job.items() if k != "quick").replace("/", "_").replace(" ", "_")

@@ -6,7 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from spingrad._files import write_atomically
+from torch import nn
+
+from spingrad._command import UsageError
+from spingrad._files import check_own, write_atomically
 from spingrad.export.fold import pack
 from spingrad.export.packed import PackedModel
 
@@ -22,18 +25,23 @@ def report(args: argparse.Namespace) -> list[str]:
 def convert(args: argparse.Namespace) -> list[str]:
     """Write the files; the lines say which and how large they are."""
     if args.checkpoint is None or args.to is None:
-        raise ValueError("give a CHECKPOINT and --to packed, c, onnx or qonnx; or --report")
+        raise UsageError("give a CHECKPOINT and --to packed, c, onnx or qonnx; or --report")
     model = read(args)
     out: Path = args.out or args.checkpoint.with_name(f"{args.checkpoint.stem}-{args.to}")
     if args.to == "c":
         from spingrad.export.c import to_c
 
         source = to_c(model, out.name.replace("-", "_"))
+        if args.out is None:
+            for ending in ("h", "c"):
+                check_own(out.with_name(f"{source.name}.{ending}"), b"spingrad")
         lines = [str(path) for path in source.save(out.parent)]
         sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
         return [*lines, f"{model.num_weights:,} weights; {sizes}, code not included"]
     content = _content(model, args.to)
     path = out if out.suffix else out.with_name(out.name + {"packed": ".safetensors"}.get(args.to, ".onnx"))
+    if args.out is None:
+        check_own(path, b"spingrad")
     write_atomically(path, content)
     return [str(path), f"{model.num_weights:,} weights in {len(content):,} bytes"]
 
@@ -47,16 +55,7 @@ def read(args: argparse.Namespace) -> PackedModel:
         from safetensors.torch import load_file
     except ImportError:
         raise ImportError('reading checkpoints needs safetensors: pip install "spingrad[export]"') from None
-    module, _, function = args.model.partition(":")
-    if not module or not function:
-        raise ValueError(f"--model must be MODULE:FUNCTION, such as mynets:digits, got {args.model!r}")
-    sys.path.insert(0, os.getcwd())  # as python -m does
-    try:
-        network = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--model {args.model}: {error}") from None
-    finally:
-        sys.path.remove(os.getcwd())
+    network = _network(args.model)
     try:
         network.load_state_dict(load_file(args.checkpoint))
     except (SafetensorError, RuntimeError) as error:
@@ -67,6 +66,25 @@ def read(args: argparse.Namespace) -> PackedModel:
     if args.spins:
         return pack(network, args.shape, kind="spins")
     return pack(network, args.shape, scale=args.scale, shift=args.shift)
+
+
+def _network(model: str) -> nn.Module:
+    """What ``MODULE:FUNCTION`` returns."""
+    module, _, function = model.partition(":")
+    if not module or not function:
+        raise UsageError(f"--model must be MODULE:FUNCTION, such as mynets:digits, got {model!r}")
+    sys.path.insert(0, os.getcwd())  # as python -m does
+    try:
+        network = getattr(importlib.import_module(module), function)()
+    except Exception as error:  # the user's own code
+        raise ValueError(f"--model {model}: {type(error).__name__}: {error}; --debug shows where") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(network, nn.Module):
+        raise ValueError(
+            f"--model {model}: expected it to return a torch.nn.Module, got {type(network).__name__}"
+        )
+    return network
 
 
 def _content(model: PackedModel, to: str) -> bytes:

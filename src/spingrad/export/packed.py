@@ -30,6 +30,10 @@ from spingrad.export.stages import (
 
 KEY, VERSION = "spingrad packed network", 1  # in the metadata of the safetensors file
 MAX_HEADER = 2**20  # bytes; enough for a network of a thousand layers
+PACK_FIRST = (
+    "A checkpoint of torch weights must be packed first: use spingrad.export.pack(model).save(path), or "
+    "spingrad export with --model"
+)
 _KINDS = {kind.__name__.lower(): kind for kind in (Linear, Convolution, Threshold, Rescale, Pool, Flatten)}
 
 
@@ -163,18 +167,15 @@ def _check_header(path: Path) -> None:
     size = path.stat().st_size
     if size < 8 or length > size - 8 or length > MAX_HEADER:
         raise PackedFileError(
-            f"{path} is not a packed network: it claims a safetensors header of {length:,} bytes "
-            f"(at most {MAX_HEADER:,} are allowed) in a file of {size:,} bytes"
+            f"{path} is not a packed network: expected a safetensors file with a header of at most "
+            f"{MAX_HEADER:,} bytes, got {length:,} in a file of {size:,} bytes. {PACK_FIRST}"
         )
 
 
 def _signed(metadata: dict[str, str]) -> dict[str, Any]:
     """Version, checksum and description of the network, after checking that all of them are there."""
     if KEY not in metadata:
-        raise ValueError(
-            "its metadata describes no packed network. A checkpoint of torch weights must be packed first: "
-            "use spingrad.export.pack(model).save(path), or spingrad export with --model"
-        )
+        raise ValueError(f"its metadata describes no packed network. {PACK_FIRST}")
     try:
         signed = json.loads(metadata[KEY])
     except RecursionError:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spingrad._files import write_atomically
 from spingrad.export.c import CSource, to_c
 from spingrad.export.onnx import to_onnx
 from spingrad.export.packed import PackedModel
@@ -101,7 +102,7 @@ def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Ans
 def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str] = ("-O2",)) -> Path:
     """Compiles the C together with a ``main`` that includes it; the path of the program."""
     source.save(folder)
-    Path(folder, "main.c").write_text(main)
+    write_atomically(Path(folder, "main.c"), main.encode())
     subprocess.run([*STRICT, *flags, "main.c", "-o", "main"], cwd=folder, check=True)
     return Path(folder, "main").absolute()
 

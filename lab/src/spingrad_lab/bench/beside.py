@@ -1,6 +1,7 @@
 """Steps of another checkout of this project, timed in turns with our own."""
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spingrad._files import write_atomically
 from spingrad_lab.bench import other_version
 
 METHODS = ("SignSGD", "QP-SBGD")
@@ -55,7 +57,9 @@ def steps_of(checkout: Path, setting: dict[str, Any]) -> Iterator[dict[str, Turn
     environment = {**os.environ, "PYTHONPATH": str(source.resolve())}
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder, "setting.pt")
-        torch.save(setting, given)
+        content = io.BytesIO()
+        torch.save(setting, content)
+        write_atomically(given, content.getvalue())
         # -P: the folder of the script, with its modules, is not on the path.
         command = [sys.executable, "-P", other_version.__file__, name, str(source), str(given)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -1,5 +1,6 @@
 """One of four workers is killed at a random moment: does the run end as if nothing had happened?"""
 
+import io
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from spingrad._files import append_record, read_records, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab
 
@@ -42,8 +44,7 @@ def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
     x, y = data.pixels(), data.labels
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     start = checkpoint.load()
-    with open(folder / "starts.txt", "a") as file:
-        file.write(f"{rank} {start}\n")
+    append_record(folder / "starts", [rank, start])
     for step in range(start, STEPS):
         if step == fatal_step and rank == victim and not (folder / "killed").exists():
             threading.Timer(delay, die, [folder]).start()
@@ -53,11 +54,13 @@ def work(folder: Path, fatal_step: int, victim: int, delay: float) -> None:
         optimizer.step()
         if (step + 1) % EVERY == 0:
             checkpoint.save(step + 1)
-    torch.save(model.state_dict(), folder / f"weights-{rank}.pt")
+    content = io.BytesIO()
+    torch.save(model.state_dict(), content)
+    write_atomically(folder / f"weights-{rank}.pt", content.getvalue())
 
 
 def die(folder: Path) -> None:
-    (folder / "killed").touch()
+    write_atomically(folder / "killed", b"")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -107,7 +110,7 @@ class Elastic(Experiment):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "run")
             seconds = launch(folder, step, worker, delay)
-            starts = [line.split() for line in (folder / "starts.txt").read_text().splitlines()]
+            starts = read_records(folder / "starts")
             ended, expected = weights(folder), undisturbed()
             return {
                 "step": step,

@@ -3,40 +3,61 @@
 import hashlib
 import os
 from pathlib import Path
-
-import pooch  # type: ignore[import-untyped]
+from typing import NamedTuple
 
 from spingrad._files import cache_folder
+from spingrad_lab.data.download import DataError, download
 
 
-def fetch(name: str, sha256: str, url: str) -> bytes:
-    """The contents of a data file, refused if they are not those with the pinned sum.
+class Known(NamedTuple):
+    """Size in bytes and SHA-256 in hexadecimal, which a data file must have."""
+
+    size: int
+    sha256: str
+
+
+def fetch(name: str, known: Known, url: str) -> bytes:
+    """The content of a data file, refused unless it has the known size and SHA-256.
+
+    A file that is there is only read: a wrong one is reported, never replaced.
 
     Args:
         name: Path below the data folder, such as ``mnist/train-labels-idx1-ubyte.gz``.
-        sha256: The file's SHA-256 in hexadecimal.
+        known: The file's size and SHA-256.
         url: Official source, asked only if the file is found nowhere else; it is then kept in the cache.
+
+    Raises:
+        DataError: The file is not the expected one, or could not be downloaded.
+        OSError: The file could not be read, or not be written to the cache.
     """
     folders = [cache_folder()]
     if os.environ.get("SPINGRAD_DATA"):
         folders.insert(0, Path(os.environ["SPINGRAD_DATA"]))
-    found = next((path for folder in folders if (path := folder / name).is_file()), None)
+    found = next((path for folder in folders if (path := folder / name).exists()), None)
     if found is None:
-        found = _downloaded(cache_folder() / name, sha256, url, folders)
-    content = found.read_bytes()
-    if (actual := hashlib.sha256(content).hexdigest()) != sha256:
-        raise ValueError(f"{found}: expected a file with SHA-256 {sha256}, got {actual}; delete it and retry")
+        found = cache_folder() / name
+        try:
+            download(url, found, *known)
+        except DataError as error:
+            looked = " and ".join(str(folder) for folder in folders)
+            raise DataError(
+                f"{name} is neither in {looked} nor to be had from {url}: {error}. Try again, or put the "
+                "file there, or point SPINGRAD_DATA at a folder that has it"
+            ) from None
+    return _read(found, known)
+
+
+def _read(path: Path, known: Known) -> bytes:
+    """At most the known size is read, whatever the size of the file."""
+    if not path.is_file():
+        raise DataError(f"{path}: expected a file, got a folder or device; move it away and retry")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(known.size) if size == known.size else b""
+    if size != known.size:
+        raise DataError(f"{path}: expected a file of {known.size:,} bytes, got {size:,}; delete it and retry")
+    if (actual := hashlib.sha256(content).hexdigest()) != known.sha256:
+        raise DataError(
+            f"{path}: expected a file with SHA-256 {known.sha256}, got {actual}; delete it and retry"
+        )
     return content
-
-
-def _downloaded(path: Path, sha256: str, url: str, folders: list[Path]) -> Path:
-    """Put the file at ``path`` once its sum is right."""
-    pooch.get_logger().setLevel("WARNING")
-    try:
-        return Path(pooch.retrieve(url, sha256, path.name, path.parent))
-    except OSError as error:
-        looked = " and ".join(str(folder) for folder in folders)
-        raise FileNotFoundError(
-            f"{path.name} is neither in {looked} nor to be had from {url} ({error}); "
-            "put the file there, or point SPINGRAD_DATA at a folder that has it"
-        ) from None

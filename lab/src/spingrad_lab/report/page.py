@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from spingrad._files import write_atomically
+from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Line, read_lines, to_frame
 
@@ -60,6 +60,8 @@ INTRO = (
     "its settings on validation data (on training loss where convergence is the claim); final runs use "
     "fresh seeds. Intervals are 95 %. A loss is printed like a win."
 )
+# In the first bytes of what we write; a file without its mark is not replaced.
+HTML_MARK, MARKDOWN_MARK, FIGURE_MARK = b"<title>spingrad: ", b"# spingrad: ", b"matplotlib.org"
 
 
 class Part:
@@ -90,9 +92,11 @@ def write_report(folder: Path) -> list[Path]:
         )
     title = "spingrad: the paper's experiments, and more"
     banner = BANNER if any(part.quick for part in parts) else ""
+    paths = folder / "report.html", folder / "report.md"
+    for path, mark in zip(paths, (HTML_MARK, MARKDOWN_MARK), strict=True):
+        check_own(path, mark)
     for part in parts:
         _write_figures(folder / part.folder, part.name, part.section)
-    paths = folder / "report.html", folder / "report.md"
     summary = _summary(parts)
     write_atomically(paths[0], _html(title, banner, summary, parts).encode())
     text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO]
@@ -137,7 +141,9 @@ def section_markdown(name: str, experiment: Experiment, section: Section, below:
 
 def _write_figures(folder: Path, name: str, section: Section) -> None:
     for figure in section.figures:
-        write_atomically(folder / _file(name, figure.name), figure.svg.encode())
+        path = folder / _file(name, figure.name)
+        check_own(path, FIGURE_MARK)
+        write_atomically(path, figure.svg.encode())
 
 
 def _file(name: str, figure: str) -> str:

@@ -1,16 +1,19 @@
 """Small networks and their data: blobs in the plane, Adult, and pairs of MNIST digits."""
 
-import io
+import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from spingrad import BinaryLinear
-from spingrad._files import cache_folder, write_atomically
+from spingrad._files import cache_folder, check_own, write_atomically
 from spingrad_lab.data import adult, key_points, line_features, mnist
 from spingrad_lab.tasks.training import VectorTask, loss_of
 
@@ -132,6 +135,8 @@ class AdultThreeFeatures(Adult):
         return mlp(3, 5, 2)
 
 
+DIGITS = (0, 1, 2, 7)
+KEY_POINTS = b"spingrad key points 1\n"
 PAIRS = {"0/2": (0, 2), "1/2": (1, 2), "1/7": (1, 7)}
 Keep = Literal["all", "stroke"]
 Centre = Literal["image", "points"]
@@ -141,15 +146,28 @@ Centre = Literal["image", "points"]
 def pair_points(quick: bool) -> dict[int, Tensor]:
     """Superpixel key points of the first images of digits 0, 1, 2 and 7; computed once and kept."""
     count = 400 if quick else 2_000
-    path = cache_folder() / f"key-points-{count}.pt"
-    if path.exists():
-        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
-    data = mnist("train")
-    points = {digit: key_points(data.images[data.labels == digit][:count]) for digit in (0, 1, 2, 7)}
-    content = io.BytesIO()
-    torch.save(points, content)
-    write_atomically(path, content.getvalue())
-    return points
+    path = cache_folder() / f"key-points-{count}"
+    check_own(path, KEY_POINTS)
+    shape = 4, count, 75, 3
+    kept = _kept(path, math.prod(shape))
+    if kept is None:
+        data = mnist("train")
+        kept = torch.stack([key_points(data.images[data.labels == digit][:count]) for digit in DIGITS])
+        content = kept.numpy().astype("<f4").tobytes()
+        write_atomically(path, KEY_POINTS + hashlib.sha256(content).digest() + content)
+    return dict(zip(DIGITS, kept.view(shape), strict=True))
+
+
+def _kept(path: Path, count: int) -> Tensor | None:
+    """The numbers on file, or ``None`` if there are none or they are damaged."""
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        head = file.read(len(KEY_POINTS) + 32)
+        content = file.read(4 * count + 1)
+    if head != KEY_POINTS + hashlib.sha256(content).digest() or len(content) != 4 * count:
+        return None
+    return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32))
 
 
 class DigitPair(VectorTask):
