@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py"]
+NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
 
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
 
