@@ -269,13 +269,13 @@ class Journal:
                 if self._database.execute(update, (number, spent, own, self._sum)).rowcount != 1:
                     raise sqlite3.IntegrityError("another program has changed it")
                 self._database.execute("COMMIT")
-            except BaseException as error:
+                self._apply(event, fact, data, number)
+                self._events, self._sum = number, own
+            except BaseException as error:  # Ctrl-C too: this object may then know less than the file
                 self.close()  # this takes back a transaction that was begun
                 if isinstance(error, sqlite3.Error):
                     raise OSError(f"{self.path} could not be written: {error}") from error
                 raise
-            self._apply(event, fact, data, number)
-            self._events, self._sum = number, own
 
     def _read(self, database: sqlite3.Connection) -> None:
         """Take over all events of the file, and check them."""

@@ -55,7 +55,7 @@ class Connection:
 
         end = time.monotonic() + seconds
         try:
-            threading.Thread(target=run, daemon=True).start()
+            threading.Thread(target=run, name="spingrad request", daemon=True).start()
             while not self._ended.wait(max(min(SLICE, end - time.monotonic()), 0.0)):
                 if time.monotonic() >= end:
                     break
