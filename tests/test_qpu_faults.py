@@ -241,6 +241,15 @@ def test_a_service_that_is_down_ends_the_step_by_its_deadline_at_a_gentle_pace(s
     assert all(times[i + 5] - times[i] >= 1.0 for i in range(len(times) - 5))
 
 
+def test_replies_that_drip_end_the_step_by_its_deadline_and_the_next_try_takes_the_job(sapi, run):
+    solver = run(deadline=2.0, request_timeout=60.0)
+    sapi.inject("poll", "drip", seconds=30.0)
+    with pytest.raises(StepError, match=r"did not finish within the deadline.*none or only a part"):
+        step(solver)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+
+
 def test_a_service_that_asks_for_an_hour_gets_an_error_instead(sapi, run):
     solver = run()
     sapi.inject("submit", "status", code=429, headers={"Retry-After": "3600"})
