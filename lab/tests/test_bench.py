@@ -39,7 +39,9 @@ def test_every_benchmark_runs_prints_and_resumes(name, expected, data_folder, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["export", "qpu-wide-layer", "qpu-faults", "vote-accuracy", "elastic"])
+@pytest.mark.parametrize(
+    "name", ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy", "elastic"]
+)
 def test_every_other_benchmark_runs_on_real_data(name, data_folder, tmp_path, capsys):
     main(["bench", name, "--quick", "--repeats", "1", "--out", str(tmp_path)])
     assert "failed" not in capsys.readouterr().out

@@ -1,17 +1,17 @@
 """Do requests to the QPU service end in time and stay small, and does a run end within a second of Ctrl-C?"""
 
-import json
 import math
 import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab, where
 
 DEADLINE = 2.0
+INTERRUPTED = 130  # exit code
 TLS = {"TLS drips": "TLS drips", "TLS is silent": "silent"}
 FULL, STEP, INTERRUPTS = "connections do not come about", "replies of a step drip", "Ctrl-C"
 SERVERS = [*(kind for kind in KINDS if kind not in TLS), *TLS, FULL, STEP]
@@ -48,17 +49,36 @@ def server(name: str) -> Iterator[str]:
 def bounded(name: str) -> Numbers:
     """Ask a hostile server, from another process."""
     with server(name) as url:
-        return dict(json.loads(_child("ask", name, url).communicate()[0]))
+        child, results = _child(ask, name, url)
+        found: Numbers = results.recv()
+        child.join()
+        return found
 
 
-def _child(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "spingrad_lab.bench.qpu_limits", *arguments]
-    own = {"DWAVE_API_TOKEN": "CANARY-spingrad-emulator-token"}
-    return subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True)
+def _child(work: Callable[..., None], *arguments: Any) -> tuple[Any, "Connection[Any, Any]"]:
+    """A process that works for us, and the end of a pipe from it."""
+    processes = get_context("forkserver")  # so that all that is needed is imported only once
+    processes.set_forkserver_preload([__name__])
+    receiver, sender = processes.Pipe(duplex=False)
+    settings = os.environ | {"DWAVE_API_TOKEN": "CANARY-spingrad-emulator-token"}
+    child = processes.Process(target=_live, args=(settings, work, sender, *arguments))
+    child.start()
+    return child, receiver
 
 
-def ask(name: str, url: str) -> None:
-    """Print what one request, or a step, takes of time and memory."""
+def _live(
+    settings: dict[str, str], work: Callable[..., None], sender: "Connection[Any, Any]", *rest: Any
+) -> None:
+    os.environ.update(settings)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        work(sender, *rest)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def ask(results: "Connection[Any, Any]", name: str, url: str) -> None:
+    """Send what one request, or a step, takes of time and memory."""
     request: Callable[[], Any]
     if name == STEP:
         journal, service = Path(tempfile.mkdtemp(), "journal"), QPUService(endpoint=url)
@@ -69,9 +89,8 @@ def ask(name: str, url: str) -> None:
         _failure(lambda: QPUService(endpoint="http://127.0.0.1:1"))  # imports all that is needed
         request = lambda: QPUService(endpoint=url, request_timeout=DEADLINE)  # noqa: E731
     memory, begin = _peak(), time.monotonic()
-    error = _failure(request)
-    seconds = time.monotonic() - begin
-    print(json.dumps({"seconds": seconds, "MB": _peak() - memory, "error": str(error)}))
+    _failure(request)
+    results.send({"seconds": time.monotonic() - begin, "MB": _peak() - memory})
 
 
 def _failure(request: Callable[[], Any]) -> ServiceError | StepError:
@@ -95,17 +114,21 @@ def interrupted(folder: Path, interrupts: int, steps: int) -> Numbers:
         for kind in ("reset_after", "reset", "late", "slow"):
             sapi.inject("submit", kind, math.inf, 0.05, seconds=0.5)
         while True:
-            child = _child("run", sapi.url, str(journal), str(steps))
-            assert child.stdout is not None
-            child.stdout.readline()  # the journal is open
+            child, ready = _child(run, sapi.url, journal, steps)
+            ready.recv()
             if len(seconds) < interrupts:
                 time.sleep(rng.uniform(0.0, 3.0))
+                if not child.is_alive():
+                    raise RuntimeError("all steps were taken before the last interrupt; take more steps")
                 begin = time.monotonic()
-                child.send_signal(signal.SIGINT)
-            child.communicate()
-            if child.returncode == 0:
+                os.kill(child.pid, signal.SIGINT)
+                child.join()
+                seconds.append(time.monotonic() - begin)
+                if child.exitcode != INTERRUPTED:
+                    raise RuntimeError(f"expected exit code {INTERRUPTED} after Ctrl-C, got {child.exitcode}")
+            else:
+                child.join()
                 break
-            seconds.append(time.monotonic() - begin)
         book = Journal(journal, read_only=True)
         answered = {attempt.key for attempt in book.attempts.values() if attempt.is_answered}
         paid = [charge for charge in sapi.ledger() if charge.cost_us > 0]
@@ -120,11 +143,10 @@ def interrupted(folder: Path, interrupts: int, steps: int) -> Numbers:
         }
 
 
-def run(url: str, journal: str, steps: int) -> None:
+def run(ready: "Connection[Any, Any]", url: str, journal: Path, steps: int) -> None:
     """A run that is interrupted: it takes all steps from the first, as after an old checkpoint."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with solver_at(QPUService(endpoint=url), Path(journal), settle=2.0, deadline=600.0) as solver:
-        print("ready", flush=True)
+    with solver_at(QPUService(endpoint=url), journal, settle=2.0, deadline=600.0) as solver:
+        ready.send("the journal is open")
         for step in range(steps):
             take(solver, step)
 
@@ -142,7 +164,7 @@ class QPULimits(Experiment):
         if job["server"] != INTERRUPTS:
             return bounded(job["server"])
         with tempfile.TemporaryDirectory() as folder:
-            return interrupted(Path(folder), *((3, 12) if job["quick"] else (10, 60)))
+            return interrupted(Path(folder), *((3, 40) if job["quick"] else (10, 100)))
 
     def show(self, runs: pd.DataFrame) -> Section:
         rows = []
@@ -163,11 +185,3 @@ class QPULimits(Experiment):
         return Section(
             notes, [Table(header, rows), Table(["Ctrl-C", ""], [[n, f"{ending[n]:.3g}"] for n in names])]
         )
-
-
-if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
-    if what == "ask":
-        ask(*arguments)
-    else:
-        run(arguments[0], arguments[1], int(arguments[2]))
