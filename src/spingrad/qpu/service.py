@@ -205,7 +205,8 @@ class QPUService:
             api, connection = self._new(resource)
         seconds = max(min(self.request_timeout, within), 0.01)
         for adapter in api.client.session.adapters.values():
-            adapter.timeout = client_module("urllib3").Timeout(total=seconds)
+            # After our own deadline; it ends the thread of a connection that does not come about.
+            adapter.timeout = client_module("urllib3").Timeout(total=2 * seconds)
         outcome: list[Any] = []
 
         def ask() -> None:

@@ -7,10 +7,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 
 PAUSE = 0.05  # seconds between two bytes of a server that drips
-BOMB = 2**28  # bytes of a bomb once inflated
+BOMB = 2**30  # bytes of a bomb once inflated
 START = b"HTTP/1.1 200 OK\r\n"
 MEDIA = b"Content-Type: application/vnd.dwave.sapi.solver-definition-list+json; version=3.0.0\r\n"
 CHUNK = b"10000\r\n" + b" " * 2**16 + b"\r\n"
@@ -32,12 +31,12 @@ def _headers(*lines: bytes) -> bytes:
     return START + MEDIA + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
 
-@cache
-def _bomb(encoding: str, wbits: int) -> bytes:
-    stream = zlib.compressobj(level=1, wbits=wbits)
-    spaces = b" " * 2**20
-    body = b"".join(stream.compress(spaces) for _ in range(BOMB // len(spaces))) + stream.flush()
-    return _headers(f"Content-Encoding: {encoding}".encode(), b"Content-Length: %d" % len(body)) + body
+def _bomb(encoding: str, wbits: int) -> Iterator[bytes]:
+    stream, spaces = zlib.compressobj(wbits=wbits), b" " * 2**20
+    start = stream.flush(zlib.Z_FULL_FLUSH)
+    block = stream.compress(spaces) + stream.flush(zlib.Z_FULL_FLUSH)  # can follow on itself
+    body = start + block * (BOMB // len(spaces))
+    yield _headers(f"Content-Encoding: {encoding}".encode(), b"Content-Length: %d" % len(body)) + body
 
 
 KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
@@ -59,8 +58,8 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     "long body": lambda: itertools.chain(
         [_headers(b"Content-Length: 10000000000")], itertools.repeat(b" " * 2**16)
     ),
-    "gzip bomb": lambda: iter([_bomb("gzip", 31)]),
-    "zlib bomb": lambda: iter([_bomb("deflate", 15)]),
+    "gzip bomb": lambda: _bomb("gzip", 31),
+    "zlib bomb": lambda: _bomb("deflate", 15),
     "another encoding": lambda: iter([_headers(b"Content-Encoding: br", b"Content-Length: 9"), b"\x0b" * 9]),
     "TLS drips": lambda: _drip(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc" + b"\x03" * 10_000),
 }
@@ -71,8 +70,6 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
 def hostile_server(kind: str) -> Iterator[int]:
     """A server of one of the ``KINDS``; its port on 127.0.0.1 is returned."""
     pieces, over = KINDS[kind], threading.Event()
-    if "bomb" in kind:
-        next(pieces())  # made now, so that it is sent at once
 
     def serve(connection: socket.socket) -> None:
         with connection, suppress(OSError):  # the client may close it at any time
