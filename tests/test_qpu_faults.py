@@ -294,6 +294,15 @@ def test_an_answer_that_is_no_answer_is_refused():
             decoded(other, problem, 12)
 
 
+def test_samples_are_unpacked_only_if_their_number_is_right(monkeypatch):
+    problem, answer = an_answer(12)
+    monkeypatch.setattr(np, "unpackbits", None)  # it takes many times the size of the reply
+    with pytest.raises(AnswerError, match="numbers of reads"):
+        decoded(answer, problem, 11)
+    with pytest.raises(AnswerError, match="not those of the problem"):
+        decoded(answer, problem._replace(qubits=problem.qubits + 1), 12)
+
+
 def test_an_id_that_is_an_address_is_refused(sapi, run):
     service = run()._service
     with stranger() as (elsewhere, tokens):
