@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py"]
+NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
 
 settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("long", settings.get_profile("default"), max_examples=1700)

@@ -1,6 +1,7 @@
 """The journal of a QPU run: nothing lost, nothing overwritten, nothing believed that does not add up."""
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -144,6 +146,25 @@ def test_a_file_of_somebody_else_is_refused_by_name_and_untouched(path, kind):
             Journal(path, read_only=read_only)
     assert before is None or path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_emptied_journal_is_not_taken_for_a_new_one(path):
+    path.touch()
+    for read_only in (True, False):
+        with pytest.raises(JournalError, match="is empty, and a journal never is"):
+            Journal(path, read_only=read_only)
+    assert not path.read_bytes()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_crash_while_a_journal_is_created_leaves_no_file_and_the_next_try_succeeds(path, monkeypatch):
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                Journal(path, 1.0)
+        assert not path.exists()
+    Journal(path, 1.0).close()
 
 
 def test_a_journal_of_another_version_is_refused(path):

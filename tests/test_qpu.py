@@ -1,8 +1,11 @@
 """A step on an emulated QPU: layouts, packing, blocks, plans. For faults and costs see test_qpu_faults.py."""
 
 import itertools
+import os
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import dimod
 import numpy as np
@@ -12,11 +15,13 @@ from dwave.cloud import coders
 from dwave.cloud.solver import StructuredSolver
 from dwave.embedding import chain_strength as dwave_chain_strength
 from dwave.embedding import embed_bqm, verify_embedding
+from file_helpers import FOREIGN
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
+from spingrad._files import FileFormatError, append_record
 from spingrad.qpu import Chip, QPUService, QPUSolver, plan
 from spingrad.qpu.calls import block_sizes, calls_for
-from spingrad.qpu.embedding import fill, pages
+from spingrad.qpu.embedding import FIRST_LINE, fill, pages, to_file
 from spingrad.qpu.packing import Ising, Page, chain_strength
 from spingrad.qpu.service import encoded
 from spingrad.solvers import BlockDescentSolver, ExactSolver
@@ -69,14 +74,104 @@ def test_cliques_are_minors_of_the_working_graph_and_share_no_qubit(chip, size):
         assert verify_embedding(dict(enumerate(clique)), source, chip.couplers.tolist())
 
 
-def test_a_layout_is_found_once_and_a_damaged_one_is_refused(chip, tmp_path, monkeypatch):
-    first = fill(chip, {8: 2}, tmp_path)
-    monkeypatch.setattr("spingrad.qpu.embedding._search", None)
-    assert fill(chip, {8: 2}, tmp_path) == first
-    (path,) = tmp_path.rglob("*.json")
-    path.write_text(path.read_text().replace(str(first[0][0][0]), "999999", 1))
-    with pytest.raises(ValueError, match="not a layout"):
-        fill(chip, {8: 2}, tmp_path)
+# The cache of layouts
+
+
+@pytest.fixture
+def cached(chip, tmp_path):
+    """A layout with chains in a cache, and its file."""
+    layout = fill(chip, {8: 2, 3: 1}, tmp_path)
+    (path,) = tmp_path.rglob("*.jsonl")
+    return layout, path
+
+
+def search_once(monkeypatch, layout):
+    """Count the searches from now on, each of which finds the layout."""
+    searches = []
+    monkeypatch.setattr("spingrad.qpu.embedding._search", lambda *a: searches.append(1) or iter(layout))
+    return searches
+
+
+def test_a_layout_is_searched_once(chip, cached, tmp_path, monkeypatch):
+    layout, _ = cached
+    searches = search_once(monkeypatch, layout)
+    assert fill(chip, {8: 2, 3: 1}, tmp_path) == layout
+    assert not searches
+
+
+def test_a_damaged_layout_is_made_anew_or_refused_and_never_used(chip, cached, tmp_path, monkeypatch):
+    layout, path = cached
+    searches, whole = search_once(monkeypatch, layout), path.read_bytes()
+    rng = np.random.default_rng(0)
+    damages = [whole[:length] for length in rng.integers(0, len(whole), 50)]
+    for bit in rng.integers(0, 8 * len(whole), 150):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damages.append(bytes(flipped))
+    for number, damage in enumerate(damages):
+        path.write_bytes(damage)
+        searches.clear()
+        if damage and not damage.startswith(FIRST_LINE):
+            with pytest.raises(FileFormatError, match="expected a layout"):
+                fill(chip, {8: 2, 3: 1}, tmp_path)
+            assert path.read_bytes() == damage
+        else:
+            assert fill(chip, {8: 2, 3: 1}, tmp_path) == layout
+            assert searches, number
+            assert path.read_bytes() == whole
+
+
+def wrong_layouts(layout, chip):
+    """Layouts with a valid checksum that cannot be used, by what is wrong with them."""
+    first, rest = layout[0], layout[1:]
+    used = {qubit for clique in layout for chain in clique for qubit in chain}
+    far = next(qubit for qubit, others in chip.neighbors.items() if not used & {qubit, *others})
+    return {
+        "a chain is in two parts": [[[*first[0], far], *first[1:]], *rest],
+        "chains are not coupled": [[[far], *first[1:]], *rest],
+        "chains share a qubit": [[[*first[0], first[1][0]], *first[1:]], *rest],
+        "a broken qubit": [[[999_999], *first[1:]], *rest],
+        "a chain is empty": [[[], *first[1:]], *rest],
+        "chains have lost their ends": [[c[:1] for c in first], *rest],
+        "no clique of the largest size": layout[2:],
+        "more cliques than wanted": [*layout, [[far]]],
+        "another size": [*layout[:2], [[far], [far]]],
+        "real numbers": [[[float(q) for q in c] for c in clique] for clique in layout],
+        "nothing": [],
+        "an object": {"cliques": layout},
+        "words": [["chain", "chain"]],
+        "deep": [[[[[0]]]]],
+        "huge numbers": [[[10**400]]],
+        "not a number": [[[float("nan")]]],
+    }
+
+
+def test_a_layout_for_another_chip_or_of_another_program_is_made_anew(chip, cached, tmp_path, monkeypatch):
+    layout, path = cached
+    searches = search_once(monkeypatch, layout)
+    for name, wrong in wrong_layouts(layout, chip).items():
+        path.write_bytes(to_file(wrong))
+        searches.clear()
+        assert fill(chip, {8: 2, 3: 1}, tmp_path) == layout, name
+        assert searches, name
+    with open(path, "r+b") as file:
+        file.truncate(2**40)  # sparse: it takes no room on disk
+    searches.clear()
+    assert fill(chip, {8: 2, 3: 1}, tmp_path) == layout
+    assert searches
+    assert path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("kind", [*FOREIGN, "records", "folder", "pipe"])
+def test_a_file_of_somebody_else_in_the_cache_is_refused_by_name_and_untouched(chip, cached, tmp_path, kind):
+    _, path = cached
+    path.unlink()
+    others = {"records": lambda path: append_record(path, "ours, and no layout"), "folder": Path.mkdir}
+    (FOREIGN | others | {"pipe": os.mkfifo})[kind](path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(FileFormatError, match=re.escape(str(path))):
+        fill(chip, {8: 2, 3: 1}, tmp_path)
+    assert before is None or path.read_bytes() == before
 
 
 def test_pages_hold_every_unit_and_similar_sizes_share_layouts(chip, monkeypatch):

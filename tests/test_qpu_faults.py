@@ -5,11 +5,15 @@ Many faults at once, kills and long runs are the lab's: ``spingrad-lab bench qpu
 
 import copy
 import math
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,6 +241,15 @@ def test_a_service_that_is_down_ends_the_step_by_its_deadline_at_a_gentle_pace(s
     assert all(times[i + 5] - times[i] >= 1.0 for i in range(len(times) - 5))
 
 
+def test_replies_that_drip_end_the_step_by_its_deadline_and_the_next_try_takes_the_job(sapi, run):
+    solver = run(deadline=2.0, request_timeout=60.0)
+    sapi.inject("poll", "drip", seconds=30.0)
+    with pytest.raises(StepError, match=r"did not finish within the deadline.*none or only a part"):
+        step(solver)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+
+
 def test_a_service_that_asks_for_an_hour_gets_an_error_instead(sapi, run):
     solver = run()
     sapi.inject("submit", "status", code=429, headers={"Retry-After": "3600"})
@@ -281,6 +294,15 @@ def test_an_answer_that_is_no_answer_is_refused():
             decoded(other, problem, 12)
 
 
+def test_samples_are_unpacked_only_if_their_number_is_right(monkeypatch):
+    problem, answer = an_answer(12)
+    monkeypatch.setattr(np, "unpackbits", None)  # it takes many times the size of the reply
+    with pytest.raises(AnswerError, match="numbers of reads"):
+        decoded(answer, problem, 11)
+    with pytest.raises(AnswerError, match="not those of the problem"):
+        decoded(answer, problem._replace(qubits=problem.qubits + 1), 12)
+
+
 def test_an_id_that_is_an_address_is_refused(sapi, run):
     service = run()._service
     with stranger() as (elsewhere, tokens):
@@ -288,6 +310,62 @@ def test_an_id_that_is_an_address_is_refused(sapi, run):
             with pytest.raises(ServiceError, match="not a valid id"):
                 service.cancel(job)
     assert not tokens
+
+
+# Interrupted
+
+
+@contextmanager
+def interrupted():
+    """Expect the KeyboardInterrupt of a Ctrl-C in half a second, and no thread left behind."""
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    timer.join()
+    patience = time.monotonic() + 10
+    while (own := [t for t in threading.enumerate() if t.name.startswith("spingrad")]) and (
+        time.monotonic() < patience
+    ):
+        time.sleep(0.01)
+    assert not own
+
+
+def test_ctrl_c_ends_the_wait_for_a_queue_and_the_next_try_takes_the_job(sapi, run):
+    sapi.service.queue_seconds = 1.0
+    solver = run(deadline=600.0, request_timeout=60.0, block_size=2, calls_in_flight=2)
+    begin = time.monotonic()
+    with interrupted():
+        step(solver)
+    assert time.monotonic() - begin < 300  # the deadline is 600
+    (attempt,) = solver._journal.attempts.values()
+    assert attempt.id
+    step(solver)
+    assert len(sapi.ledger()) == 2  # one for each block
+    assert books_agree(solver, sapi)
+
+
+def test_ctrl_c_during_a_submission_leaves_a_label_by_which_the_job_is_found(sapi, run):
+    solver = run(deadline=600.0, request_timeout=60.0)
+    sapi.inject("submit", "slow", seconds=1.5)
+    with interrupted():
+        step(solver)
+    (attempt,) = solver._journal.attempts.values()
+    assert attempt.is_open
+    assert attempt.id is None
+    time.sleep(1.5)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+    assert books_agree(solver, sapi)
+
+
+def test_ctrl_c_ends_the_wait_between_two_tries(sapi, run):
+    solver = run(deadline=600.0)
+    sapi.inject("submit", "status", code=503, headers={"Retry-After": "300"})
+    with interrupted():
+        step(solver)
+    step(solver)
+    assert len(sapi.ledger()) == 1
 
 
 # Budget

@@ -55,6 +55,15 @@ class Chip:
     def couplers(self) -> Ints:  # (c, 2)
         return np.asarray(self.properties["couplers"], dtype=np.int64).reshape(-1, 2)
 
+    @cached_property
+    def neighbors(self) -> dict[int, set[int]]:
+        """The qubits that are coupled to each working qubit."""
+        found: dict[int, set[int]] = {qubit: set() for qubit in self.qubits.tolist()}
+        for one, other in self.couplers.tolist():
+            found[one].add(other)
+            found[other].add(one)
+        return found
+
     @property
     def topology(self) -> Topology:
         kind = self.properties["topology"]["type"]

@@ -4,14 +4,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from spingrad._files import cache_folder, write_atomically
+from spingrad._files import FileFormatError, cache_folder, to_line, write_atomically
 from spingrad.qpu.chip import Chip, client_module
 
 Clique = list[list[int]]
 """One chain of qubits for each spin of a unit; any two chains are coupled."""
 
+FIRST_LINE = b'{"format": "spingrad layout", "version": 1}\n'
+LARGEST = 4 * 2**20  # bytes of a layout on disk; a full chip takes 50 kB
 NATIVE = 4  # in both families, up to four qubits can be fully coupled without chains
 
 
@@ -25,14 +27,16 @@ def fill(chip: Chip, counts: Mapping[int, int], cache: Path | None = None) -> li
 
     Raises:
         ValueError: Not even one clique of the largest size fits.
+        FileFormatError: The cache has a file in this place that spingrad did not write; it was left as it is.
     """
     wanted = {size: count for size, count in sorted(counts.items(), reverse=True) if count > 0}
     name = "-".join(f"{size}x{count}" for size, count in wanted.items())
-    path = (cache or cache_folder() / "embeddings") / chip.key / f"{name}.json"
-    if path.exists():
-        return _checked(json.loads(path.read_text()), chip, path)
+    path = (cache or cache_folder() / "layouts") / chip.key / f"{name}.jsonl"
+    kept = _kept(path)
+    if is_layout(kept, chip, wanted):
+        return kept
     cliques = list(_search(chip, wanted))
-    write_atomically(path, json.dumps(cliques).encode())
+    write_atomically(path, to_file(cliques))
     return cliques
 
 
@@ -178,12 +182,64 @@ def lattice_module() -> Any:
         return client_module("dwave_networkx")
 
 
-def _checked(cliques: Any, chip: Chip, path: Path) -> list[Clique]:
-    """Check a layout from disk: all qubits belong to the chip, and no two chains share a qubit."""
+def to_file(cliques: Any) -> bytes:
+    """The file of a layout: a first line that says what it is, and a second one with a checksum."""
+    return FIRST_LINE + to_line(json.dumps(cliques).encode())
+
+
+def _kept(path: Path) -> Any:
+    """What the cache holds, to be checked by ``is_layout``; ``None`` if it is nothing or damaged."""
+    if not path.exists():
+        return None
+    content = b"no file"
+    if path.is_file():  # a pipe would not end
+        with open(path, "rb") as file:
+            content = file.read(LARGEST)
+    if content and not content.startswith(FIRST_LINE):
+        raise FileFormatError(
+            f"expected a layout that spingrad has cached, {path} is something else. It was not changed; move "
+            "it away, and a new layout is made"
+        )
     try:
-        qubits = [int(qubit) for clique in cliques for chain in clique for qubit in chain]
-    except (TypeError, ValueError):
-        qubits = []
-    if not qubits or len(set(qubits)) < len(qubits) or not set(qubits) <= set(chip.qubits.tolist()):
-        raise ValueError(f"{path} is not a layout for {chip.name}; delete the file, and a new one is made")
-    return cliques  # type: ignore[no-any-return]
+        cliques = json.loads(content[len(FIRST_LINE) :])["record"]
+        return cliques if to_file(cliques) == content else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def is_layout(cliques: Any, chip: Chip, wanted: Mapping[int, int]) -> TypeGuard[list[Clique]]:
+    """Whether these are wanted cliques that can be on the chip together, at least one of the largest size."""
+    if not isinstance(cliques, list) or not all(_is_list_of_chains(clique) for clique in cliques):
+        return False
+    sizes = Counter(len(clique) for clique in cliques)
+    if not sizes[max(wanted)] or any(count > wanted.get(size, 0) for size, count in sizes.items()):
+        return False
+    qubits = [qubit for clique in cliques for chain in clique for qubit in chain]
+    if len(set(qubits)) < len(qubits) or not chip.neighbors.keys() >= set(qubits):
+        return False
+    return all(_is_clique(clique, chip) for clique in cliques)
+
+
+def _is_list_of_chains(clique: Any) -> bool:
+    return isinstance(clique, list) and all(
+        isinstance(chain, list) and chain and all(type(qubit) is int for qubit in chain) for chain in clique
+    )
+
+
+def _is_clique(clique: Clique, chip: Chip) -> bool:
+    """Whether every chain is connected and coupled to every other chain."""
+    chain_of = {qubit: i for i, chain in enumerate(clique) for qubit in chain}
+    for own, chain in enumerate(clique):
+        touched = {chain_of.get(other) for qubit in chain for other in chip.neighbors[qubit]}
+        if not touched >= set(range(len(clique))) - {own} or not _is_connected(chain, chip):
+            return False
+    return True
+
+
+def _is_connected(chain: list[int], chip: Chip) -> bool:
+    rest, reached = set(chain[1:]), [chain[0]]
+    while reached:
+        found = chip.neighbors[reached.pop()] & rest
+        rest -= found
+        reached += found
+    return not rest

@@ -102,7 +102,7 @@ class Journal:
     meanwhile.
 
     Args:
-        path: The file, created if it does not exist or is empty.
+        path: The file, created if it does not exist.
         budget: Seconds of QPU time that the run may use in total, including earlier processes of the run.
         read_only: Only read the file.
 
@@ -134,7 +134,7 @@ class Journal:
             self._open()
 
     def _open(self) -> None:
-        if self.path.exists() and not _is_empty(self.path):
+        if self.path.exists():
             _check_kind(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._run_lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
@@ -145,7 +145,7 @@ class Journal:
                 f"{self.path} is in use by another run; give each run its own journal"
             ) from None
         try:
-            if not self.path.exists() or _is_empty(self.path):
+            if not self.path.exists():
                 _create(self.path)
             self._place = _place(self.path)
             with _reading(self.path):
@@ -269,13 +269,13 @@ class Journal:
                 if self._database.execute(update, (number, spent, own, self._sum)).rowcount != 1:
                     raise sqlite3.IntegrityError("another program has changed it")
                 self._database.execute("COMMIT")
-            except BaseException as error:
+                self._apply(event, fact, data, number)
+                self._events, self._sum = number, own
+            except BaseException as error:  # Ctrl-C too: this object may then know less than the file
                 self.close()  # this takes back a transaction that was begun
                 if isinstance(error, sqlite3.Error):
                     raise OSError(f"{self.path} could not be written: {error}") from error
                 raise
-            self._apply(event, fact, data, number)
-            self._events, self._sum = number, own
 
     def _read(self, database: sqlite3.Connection) -> None:
         """Take over all events of the file, and check them."""
@@ -393,10 +393,6 @@ def _sum(before: bytes, event: str, facts: str, data: bytes) -> bytes:
     return digest.digest()
 
 
-def _is_empty(path: Path) -> bool:
-    return path.is_file() and not path.stat().st_size
-
-
 def _place(path: Path) -> tuple[int, int] | None:
     """Which file has this name now."""
     try:
@@ -440,6 +436,11 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 def _check_kind(path: Path) -> None:
     """Raise an error if a file is not a journal of this version; it is only read, without any lock."""
+    if path.is_file() and not path.stat().st_size:  # a new journal is never empty, see _create
+        raise JournalError(
+            f"{path} is empty, and a journal never is. If it was the journal of a run, restore it from a "
+            "copy: without it, jobs may be paid twice. To start a new run, delete it"
+        )
     path.stat()  # raises an error if it does not exist
     mark = version = 0
     if path.is_file():

@@ -13,6 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from spingrad.qpu.chip import Chip, Ints, client_module
 from spingrad.qpu.packing import Programmed, Spins
 
 ROUNDING = 1e-6  # of an energy, relative to the sum of all biases: the service may use single precision
+MOST_QUBITS, LARGEST_SIZE = 100_000, 64  # of a chip, well above today's 5,640 and 16
 TRUSTED = ("dwavesys.com",)  # hosts to which a configuration may send the token
 
 
@@ -89,7 +91,7 @@ class QPUService:
         endpoint: Address of the solver API; by default that of the configuration, or D-Wave's.
         config_file: Another configuration file.
         profile: Profile in the configuration file.
-        request_timeout: Seconds that a single request may take.
+        request_timeout: Seconds that a single request may take, from the name of the host to the last byte.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class QPUService:
     ) -> None:
         settings = _settings(config_file, profile)
         self._token = settings.pop("token")
-        self.endpoint = _checked_endpoint(endpoint, settings)
+        self.endpoint = _checked_endpoint(endpoint, settings, request_timeout)
         if not self._token:
             raise ValueError(
                 "found no token for D-Wave's service: set DWAVE_API_TOKEN, or run `dwave config create` once"
@@ -111,6 +113,7 @@ class QPUService:
         _keep_out_of_logs(self._token)
         self.request_timeout = request_timeout
         self._sessions: dict[str, list[Any]] = {"Solvers": [], "Problems": []}  # those not in use
+        self._under_way: set[Any] = set()  # connections with a request
         self.solver = solver or _named_solver(settings.get("solver"))
         self.chip = self.fetch_chip()
 
@@ -189,46 +192,63 @@ class QPUService:
         _checked_id(job)
         self._ask("Problems", lambda api: api.cancel_problem(job), within)
 
+    def interrupt(self) -> None:
+        """Make all requests that are under way fail now, in whatever thread they were made."""
+        for connection in list(self._under_way):
+            connection.abort()
+
     def _ask(self, resource: str, request: Callable[[Any], Any], within: float) -> Any:
         """Make one request; every failure is raised as a :class:`ServiceError` without the token."""
         try:
-            api = self._sessions[resource].pop()  # a session serves one thread at a time
+            api, connection = self._sessions[resource].pop()  # a session serves one request at a time
         except IndexError:
-            api = self._new(resource)
-        timeout = client_module("urllib3").Timeout(total=max(min(self.request_timeout, within), 0.01))
+            api, connection = self._new(resource)
+        seconds = max(min(self.request_timeout, within), 0.01)
         for adapter in api.client.session.adapters.values():
-            adapter.timeout = timeout
-        try:
-            return request(api)
-        except Exception as error:  # of the client, requests, pydantic or Python itself
-            failure = self._failure(error)
-        finally:
-            self._sessions[resource].append(api)
-        raise failure  # outside the handler, since the client's exception holds the request with the token
+            # After our own deadline; it ends the thread of a connection that does not come about.
+            adapter.timeout = client_module("urllib3").Timeout(total=2 * seconds)
+        outcome: list[Any] = []
 
-    def _new(self, resource: str) -> Any:
-        api = getattr(client_module("dwave.cloud.api"), resource)(
-            endpoint=self.endpoint,
-            retry={"total": 0, "redirect": 0},
-            cache={"enabled": False, "home": None},
-            compress_qpu_problem_data=True,
-        )
-        session = api.client.session
-        session.headers["X-Auth-Token"] = self._token  # not as a setting, since settings are logged
-        session.max_redirects = 0
-        session.trust_env = not _is_loopback(_place(self.endpoint)[1])  # no proxy on this machine
-        return api
+        def ask() -> None:
+            try:
+                outcome.append(request(api))
+            except Exception as error:  # of the client, requests, pydantic or Python itself
+                outcome.append(self._failure(error))
+
+        self._under_way.add(connection)
+        try:
+            done = connection.run(ask, seconds, api.close)
+        finally:
+            self._under_way.discard(connection)
+        if not done:
+            raise ServiceError(
+                f"expected a complete reply of {self.endpoint} within {seconds:.3g} s, got none or only a "
+                "part; the connection was closed. Check the network, or raise request_timeout",
+                refused=not connection.was_open,
+            )
+        self._sessions[resource].append((api, connection))
+        if isinstance(outcome[0], ServiceError):
+            raise outcome[0]
+        return outcome[0]
+
+    def _new(self, resource: str) -> tuple[Any, Any]:
+        api, connection = _session(resource, self.endpoint)
+        api.client.session.headers["X-Auth-Token"] = self._token  # not as a setting, since those are logged
+        return api, connection
 
     def _failure(self, error: Exception) -> ServiceError:
+        if isinstance(error, ServiceError):
+            return error
         response = getattr(error, "response", None)
         code = getattr(response, "status_code", 0)
         wait = str((getattr(response, "headers", None) or {}).get("Retry-After", ""))
         redirected = isinstance(error, client_module("requests").TooManyRedirects)
+        unreadable = isinstance(error, client_module("spingrad.qpu.transport").ReplyError)
         return ServiceError(
             f"{type(error).__name__}: {self._scrubbed(str(error))}"
             + ("; redirects are not followed, since they would receive the token" if redirected else ""),
             refused=(400 <= code < 500 and code != 408) or _never_left(error),
-            fatal=redirected or _is_final(code),
+            fatal=redirected or _is_final(code) or unreadable,
             retry_after=float(wait) if wait.isascii() and wait.isdigit() else 0.0,
         )
 
@@ -295,25 +315,35 @@ def decoded(answer: Any, problem: Programmed, num_reads: int, rounding: float = 
         known_format = answer["format"] == "qp"
     except (KeyError, TypeError, ValueError) as error:
         raise AnswerError(f"the answer cannot be read ({type(error).__name__}: {error})") from None
+    _check(
+        {
+            "its format is unknown": known_format,
+            "its qubits are not those of the problem": np.array_equal(qubits, problem.qubits),
+            "its numbers of reads do not add up": len(occurrences) == len(energies)
+            and (occurrences > 0).all()
+            and occurrences.sum(dtype=np.int64) == num_reads,
+        }
+    )
+    # Only now are the samples unpacked, which takes many times their size.
     bits = np.unpackbits(samples, axis=1)
     spins = (2 * bits[:, : len(problem.qubits)].astype(np.int8) - 1).astype(np.int8)
     scale = float(np.abs(problem.h).sum() + np.abs(problem.J).sum())
-    checks = {
-        "its format is unknown": known_format,
-        "its qubits are not those of the problem": np.array_equal(qubits, problem.qubits),
-        "its unused bits are set": not bits[:, len(problem.qubits) :].any(),
-        "its numbers of reads do not add up": len(occurrences) == len(energies)
-        and (occurrences > 0).all()
-        and occurrences.sum(dtype=np.int64) == num_reads,
-        "its samples are not distinct": len(np.unique(samples, axis=0)) == len(samples),
-        "its energies are not those of its samples": np.allclose(
-            problem.energies(spins), energies, rtol=0, atol=rounding * max(scale, 1.0)
-        ),
-    }
-    for complaint, holds in checks.items():
-        if not holds:
-            raise AnswerError(f"the answer was rejected: {complaint}")
+    _check(
+        {
+            "its unused bits are set": not bits[:, len(problem.qubits) :].any(),
+            "its samples are not distinct": len(np.unique(samples, axis=0)) == len(samples),
+            "its energies are not those of its samples": np.allclose(
+                problem.energies(spins), energies, rtol=0, atol=rounding * max(scale, 1.0)
+            ),
+        }
+    )
     return Answer(spins, occurrences.astype(np.int64), _charged(answer.get("timing")))
+
+
+def _check(holds: dict[str, Any]) -> None:
+    for complaint, good in holds.items():
+        if not good:
+            raise AnswerError(f"the answer was rejected: {complaint}")
 
 
 def _charged(timing: Any) -> float | None:
@@ -327,7 +357,20 @@ def _charged(timing: Any) -> float | None:
 
 def _chip(definition: Any) -> Chip:
     version = definition.identity.version
-    return Chip(definition.identity.name, version and version.graph_id, definition.properties)
+    chip = Chip(definition.identity.name, version and version.graph_id, definition.properties)
+    try:
+        total, qubits, couplers = int(chip.properties["num_qubits"]), chip.qubits, chip.couplers
+        usable = len(qubits) > 0 and np.isin(couplers, qubits).all() and chip.size <= LARGEST_SIZE
+        usable = usable and qubits.min() >= 0 and qubits.max() < total <= MOST_QUBITS
+    except (LookupError, TypeError, ValueError, OverflowError):
+        usable = False
+    if not usable:
+        raise ServiceError(
+            f"expected the definition of a QPU with at most {MOST_QUBITS} qubits, got something else for "
+            f"{str(chip.name)[:100]!r}; check the names of the solver and the endpoint",
+            fatal=True,
+        )
+    return chip
 
 
 def _status(job: Any) -> Status:
@@ -362,11 +405,11 @@ def _named_solver(solver: Any) -> str | None:
     return str(solver) if solver and not str(solver).startswith("{") else None
 
 
-def _checked_endpoint(endpoint: str | None, settings: dict[str, Any]) -> str:
-    """Check that the token may be sent to this address."""
+def _checked_endpoint(endpoint: str | None, settings: dict[str, Any], seconds: float = 60.0) -> str:
+    """Check that the token may be sent to this address, which takes at most so many seconds to find."""
     given = endpoint is not None
     if endpoint is None:
-        endpoint = settings.get("endpoint") or _regional_endpoint(settings)
+        endpoint = settings.get("endpoint") or _regional_endpoint(settings, seconds)
     scheme, host = _place(endpoint)
     loopback = _is_loopback(host)
     if not (scheme == "https" or (scheme == "http" and loopback)):
@@ -380,16 +423,44 @@ def _checked_endpoint(endpoint: str | None, settings: dict[str, Any]) -> str:
     return endpoint
 
 
-def _regional_endpoint(settings: dict[str, Any]) -> str:
+def _regional_endpoint(settings: dict[str, Any], seconds: float) -> str:
     """The address of the configured region; the client would silently fall back to another region."""
-    config = client_module("dwave.cloud.config")
+    config, constants = client_module("dwave.cloud.config"), client_module("dwave.cloud.config.constants")
     model = config.validate_config_v1({k: v for k, v in settings.items() if k != "token"})
-    resolved = client_module("dwave.cloud.regions").resolve_endpoints(model)
-    if model.region and resolved.region != model.region:
+    region = model.region or constants.DEFAULT_REGION
+    directory = model.metadata_api_endpoint or constants.DEFAULT_METADATA_API_ENDPOINT
+    standard = (constants.DEFAULT_REGION, constants.DEFAULT_METADATA_API_ENDPOINT)
+    if model.leap_api_endpoint or (region, directory) == standard:
+        return str(client_module("dwave.cloud.regions").resolve_endpoints(model).endpoint)
+    api, connection = _session("Regions", directory)
+    found: dict[str, str] = {}
+
+    def look_up() -> None:
+        with suppress(Exception):  # of the client, requests, pydantic or Python itself
+            found.update((known.code, str(known.solver_api_endpoint)) for known in api.list_regions())
+
+    if connection.run(look_up, seconds, api.close):
+        api.close()
+    if region not in found:
         raise ConnectionError(
-            f"the address of region {model.region!r} could not be found; try again, or pass endpoint"
+            f"the address of region {region!r} could not be found at {directory} within {seconds:.3g} s; try "
+            "again, or pass endpoint"
         )
-    return str(resolved.endpoint)
+    return found[region]
+
+
+def _session(resource: str, endpoint: str) -> tuple[Any, Any]:
+    """A session of D-Wave's client for one kind of requests, and the connection that makes them."""
+    api = getattr(client_module("dwave.cloud.api"), resource)(
+        endpoint=endpoint,
+        retry={"total": 0, "redirect": 0},
+        cache={"enabled": False, "home": None},
+        compress_qpu_problem_data=True,
+    )
+    session = api.client.session
+    session.max_redirects = 0
+    session.trust_env = not _is_loopback(_place(endpoint)[1])  # no proxy on this machine
+    return api, client_module("spingrad.qpu.transport").bound(session)
 
 
 def _place(endpoint: str) -> tuple[str, str]:

@@ -1,9 +1,12 @@
 """Solves the problems of a training step on a quantum annealer, all units of all layers side by side."""
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +24,8 @@ from spingrad.solvers.base import Info, Solution, Solver
 
 log = logging.getLogger(__name__)
 
+SLICE = 0.1  # seconds of a single wait: Windows cannot interrupt one with Ctrl-C
+PAUSE, GRACE = 0.02, 0.7  # seconds between two attempts to stop the calls of a step, and of all of them
 REPLAYED = ("num_reads", "block_size", "num_sweeps", "chain_strength_prefactor", "sample_kwargs")
 """The settings that decide which problems are sent; the journal keeps them for a replay."""
 
@@ -174,12 +179,12 @@ class QPUSolver(Solver):
     def _sample_once(self, parts: Sequence[BinaryQuadratic], key: str) -> list[list[Reading]]:
         units = [(i, ising) for i, part in enumerate(parts) for ising in _ising_of(part)]
         calls = self._calls(tuple(len(ising.h) for _, ising in units), key)
-        with ThreadPoolExecutor(self.calls_in_flight) as pool:
-            futures = [
-                pool.submit(self._call, call, [units[u][1] for u in call.units], f"{key}-{number}")
+        answers = self._side_by_side(
+            [
+                partial(self._call, call, [units[u][1] for u in call.units], f"{key}-{number}")
                 for number, call in enumerate(calls)
             ]
-            answers = [future.result() for future in futures]
+        )
         readings: list[list[Reading]] = [[] for _ in units]
         for call, answer in zip(calls, answers, strict=True):
             for unit, reading in zip(call.units, answer, strict=True):
@@ -188,6 +193,26 @@ class QPUSolver(Solver):
         for (i, _), copies in zip(units, readings, strict=True):
             results[i].append(Reading.joined(copies))
         return results
+
+    def _side_by_side(self, calls: Sequence[Callable[[Event], list[Reading]]]) -> list[list[Reading]]:
+        """The results of all calls; each is given an event that is set when the step is interrupted."""
+        stopped, pool = Event(), ThreadPoolExecutor(self.calls_in_flight, "spingrad call")
+        futures: list[Future[list[Reading]]] = []
+        try:
+            for call in calls:
+                futures.append(pool.submit(call, stopped))
+            while wait(futures, SLICE).not_done:
+                pass
+        except BaseException:  # Ctrl-C
+            begun = [future for future in futures if not future.cancel()]
+            end = time.monotonic() + GRACE
+            while begun and time.monotonic() < end:
+                self._submission.stop(stopped)  # again and again, since a call may begin a request meanwhile
+                begun = list(wait(begun, PAUSE).not_done)
+            raise
+        finally:
+            pool.shutdown(wait=False)
+        return [future.result() for future in futures]
 
     def _calls(self, sizes: tuple[int, ...], key: str) -> list[Call]:
         """The calls that were answered earlier, on any of the run's chips, or else new ones."""
@@ -208,14 +233,14 @@ class QPUSolver(Solver):
             self._known_calls[place] = calls
         return self._known_calls[place]
 
-    def _call(self, call: Call, problems: list[Ising], key: str) -> list[Reading]:
+    def _call(self, call: Call, problems: list[Ising], key: str, stopped: Event) -> list[Reading]:
         programmed = call.page.program(problems, self.chain_strength_prefactor)
         params = {"num_reads": call.num_reads, **self.sample_kwargs}
         cost = call.cost_us(**self.sample_kwargs)
         params |= {"answer_mode": "histogram", "auto_scale": False}
         once = dict(zip(call.units, problems, strict=True))
         facts = {"layout": call.page.name, "units": call.units, "problems": packed(list(once.values()))}
-        answer = self._submission.sample(programmed, call.page.chip, key, cost, params, **facts)
+        answer = self._submission.sample(programmed, call.page.chip, key, cost, params, stopped, **facts)
         return call.page.read(answer.spins, answer.occurrences, problems)
 
 

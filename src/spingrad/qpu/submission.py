@@ -19,7 +19,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Condition
+from threading import Condition, Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +41,10 @@ class StepError(RuntimeError):
 
 class GraphChangedError(StepError):
     """The QPU's working graph has changed since the problem was laid out; the service has the new one."""
+
+
+class InterruptedStepError(RuntimeError):
+    """A call that was stopped before its answer came; taking the step again continues where it stopped."""
 
 
 class Submission:
@@ -70,7 +74,14 @@ class Submission:
         self._freed = Condition()
 
     def sample(
-        self, problem: Programmed, chip: Chip, key: str, cost_us: float, params: dict[str, Any], **facts: Any
+        self,
+        problem: Programmed,
+        chip: Chip,
+        key: str,
+        cost_us: float,
+        params: dict[str, Any],
+        stopped: Event | None = None,
+        **facts: Any,
     ) -> Answer:
         """Samples of a problem, from the journal if it has them.
 
@@ -80,28 +91,42 @@ class Submission:
             key: Name of the call, the same in every process that takes this step.
             cost_us: Microseconds that the call will be charged.
             params: Parameters of the QPU.
+            stopped: Once it is set by :meth:`stop`, the call raises :class:`InterruptedStepError`.
             **facts: Written to the journal together with the job.
         """
+        stopped = stopped or Event()
         if not (np.isfinite(problem.h).all() and np.isfinite(problem.J).all()):
             raise ValueError("a bias or coupling is not finite; nothing was sent")
         print_, until = fingerprint(problem, params), time.monotonic() + self.deadline
-        with self.alone(key, until):
+        with self.alone(key, until, stopped):
             same = [a for a in self.journal.attempts_of(key) if same_problem(a.fingerprint, print_)]
             for attempt in same:
                 if (known := attempt.answer) is not None:
                     return known
             if self.service is None:
                 raise StepError(f"the journal has no answer for {key}; the run or its problem has changed")
-            requests = _Requests(self, self.service, problem, chip, params, until)
+            requests = _Requests(self, self.service, problem, chip, params, until, stopped)
             answer = requests.resumed(same) or requests.bought(key, cost_us, print_, facts)
         requests.clear()
         return answer
 
+    def stop(self, stopped: Event) -> None:
+        """Stop the calls that were given this event; what they have sent is in the journal."""
+        stopped.set()
+        with self._freed:
+            self._freed.notify_all()
+        if self.service is not None:
+            self.service.interrupt()
+
     @contextmanager
-    def alone(self, key: str, until: float) -> Iterator[None]:
+    def alone(self, key: str, until: float, stopped: Event) -> Iterator[None]:
         """Let one thread at a time work on a call; the next thread finds its answer in the journal."""
         with self._freed:
-            if not self._freed.wait_for(lambda: key not in self._busy, until - time.monotonic()):
+            free = self._freed.wait_for(
+                lambda: key not in self._busy or stopped.is_set(), until - time.monotonic()
+            )
+            _check_not(stopped)
+            if not free:
                 raise StepError(f"another thread did not finish {key} within the deadline")
             self._busy.add(key)
         try:
@@ -123,8 +148,9 @@ class _Requests:
         chip: Chip,
         params: dict[str, Any],
         until: float,
+        stopped: Event,
     ) -> None:
-        self.rules, self.service, self.journal = rules, service, rules.journal
+        self.rules, self.service, self.journal, self.stopped = rules, service, rules.journal, stopped
         self.problem, self.chip, self.params, self.until = problem, chip, params, until
         self.rounding = ROUNDING
 
@@ -141,7 +167,7 @@ class _Requests:
     def bought(self, key: str, cost_us: float, print_: list[Any], facts: dict[str, Any]) -> Answer:
         """The answer of a new job."""
         self.rounding = ROUNDING
-        pace = _Pace(self.until, f"the call {key}", 2 * PAUSE)
+        pace = self._pace(f"the call {key}", 2 * PAUSE)
         for number in range(self.rules.attempts):
             if number:
                 pace.wait(ServiceError("a job failed, was cancelled or was lost on the way"))
@@ -153,10 +179,10 @@ class _Requests:
 
     def clear(self) -> None:
         """Cancel all other jobs of calls that have their answer, or count them as paid."""
-        pace = _Pace(self.until, "clearing up")
+        pace = self._pace("clearing up")
         for attempt in self.journal.superfluous():
             # If this fails, the cost stays reserved and the next step tries again.
-            with suppress(StepError), self.rules.alone(attempt.key, until=time.monotonic()):
+            with suppress(StepError), self.rules.alone(attempt.key, time.monotonic(), self.stopped):
                 pace.wait(ServiceError("more than one job was sent"), longest=PAUSE)
                 self._withdraw(attempt)
 
@@ -209,7 +235,7 @@ class _Requests:
 
     def _found(self, attempt: Attempt, settle: float) -> bool:
         """Look for the job of an attempt for up to ``settle`` seconds; returns whether it was found."""
-        pace = _Pace(self.until, f"the search for {attempt.label}")
+        pace = self._pace(f"the search for {attempt.label}")
         patience = time.monotonic() + settle
         while True:
             pace.wait(ServiceError("it was not found"), longest=max(patience - time.monotonic(), PAUSE))
@@ -233,7 +259,7 @@ class _Requests:
         return answer
 
     def _final_state(self, job: str) -> str:
-        pace = _Pace(self.until, f"job {job}")
+        pace = self._pace(f"job {job}")
         while True:
             wait = int(max(min(30.0, 0.5 * self.service.request_timeout, pace.left() - 1), 0))
             request = _asking(self.service.status, job, wait)
@@ -245,7 +271,7 @@ class _Requests:
     def _fetched(self, attempt: Attempt, job: str) -> Answer:
         reads = int(self.params.get("num_reads", 1))
         request = _asking(self.service.answer, job, self.problem, reads, self.rounding)
-        pace = _Pace(self.until, f"the answer of job {job}")
+        pace = self._pace(f"the answer of job {job}")
         while True:
             try:
                 return self._persist(request, pace.what)
@@ -267,16 +293,26 @@ class _Requests:
         may_repeat: Callable[[ServiceError], bool] = lambda error: True,
     ) -> T:
         """The result of a request, repeated while it fails with an error after which it may be repeated."""
-        pace = _Pace(self.until, what)
+        pace = self._pace(what)
         while True:
+            _check_not(self.stopped)
             try:
                 return request(pace.left())
             except AnswerError:
                 raise
             except ServiceError as error:
+                _check_not(self.stopped)
                 if error.fatal or not may_repeat(error):
                     raise StepError(f"{what}: {error}") from error
                 pace.wait(error)
+
+    def _pace(self, what: str, pause: float = PAUSE) -> "_Pace":
+        return _Pace(self.until, self.stopped, what, pause)
+
+
+def _check_not(stopped: Event) -> None:
+    if stopped.is_set():
+        raise InterruptedStepError("the step was interrupted; taking it again continues where it stopped")
 
 
 def _asking(request: Callable[..., T], *args: Any) -> Callable[[float], T]:
@@ -286,8 +322,8 @@ def _asking(request: Callable[..., T], *args: Any) -> Callable[[float], T]:
 class _Pace:
     """The pauses of a loop of requests, which grow and never exceed the deadline."""
 
-    def __init__(self, until: float, what: str, pause: float = PAUSE) -> None:
-        self.until, self.what, self.pause = until, what, pause
+    def __init__(self, until: float, stopped: Event, what: str, pause: float) -> None:
+        self.until, self.stopped, self.what, self.pause = until, stopped, what, pause
         self.last = time.monotonic()
 
     def left(self) -> float:
@@ -300,7 +336,9 @@ class _Pace:
                 f"{self.what} did not finish within the deadline; the last error: {error}"
             ) from error
         rest = min(self.pause, longest, left - PAUSE) - (time.monotonic() - self.last)
-        time.sleep(max(rest, error.retry_after, PAUSE))  # the time that a request took counts as pause
+        # The time that a request took counts as pause.
+        self.stopped.wait(max(rest, error.retry_after, PAUSE))
+        _check_not(self.stopped)
         self.last = time.monotonic()
         self.pause = min(1.5 * self.pause, LONGEST_PAUSE)
 

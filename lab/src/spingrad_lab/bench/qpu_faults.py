@@ -124,8 +124,11 @@ def plans(elsewhere: str, codes: Sequence[int] = CODES, scale: float = 1.0) -> l
     for stage in ("solvers", "submit", "poll", "load", "list"):
         found += [(stage, "status", {"code": code}) for code in codes]
         found += [(stage, "status", {"code": c, "headers": {"Retry-After": "1"}}) for c in (429, 503)]
-        found += [(stage, kind, {}) for kind in TRANSPORT if kind not in ("status", "redirect", "slow")]
-        found += [(stage, "redirect", {"to": elsewhere}), (stage, "slow", {"seconds": 1.5 * scale})]
+        found += [
+            (stage, kind, {}) for kind in TRANSPORT if kind not in ("status", "redirect", "slow", "drip")
+        ]
+        found += [(stage, kind, {"seconds": 1.5 * scale}) for kind in ("slow", "drip")]
+        found += [(stage, "redirect", {"to": elsewhere})]
     found += [("submit", "late", {"seconds": 0.4 * scale})]
     found += [("batch", "error", {"code": code}) for code in (400, 429, 500)]
     found += [("run", kind, {}) for kind in STAGES["run"]]

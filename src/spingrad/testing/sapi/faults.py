@@ -17,6 +17,7 @@ TRANSPORT = {
     "reset": "the connection is reset; the request is not processed",
     "reset_after": "the request is processed, but the connection is reset instead of a reply",
     "slow": "the request is processed and the reply sent after `seconds`",
+    "drip": "the request is processed, and the reply sent byte by byte for up to `seconds`, then reset",
     "garbage": "HTML of a proxy under the right media type; the request is not processed",
     "media": "a reply of the wrong media type; the request is not processed",
     "empty": "an empty list; the request is not processed",

@@ -134,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             case "slow":
                 self._sleep(fault.seconds)
                 self._send(api.respond(request))
+            case "drip":
+                self._drip(api.respond(request), fault.seconds)
             case "garbage":
                 self._send(Reply(b"<html>proxy error", request.media))
             case "media":
@@ -145,15 +147,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply, share: float = 1.0) -> None:
         """Write a reply; with a ``share`` below 1 the body ends early."""
+        self._send_headers(reply)
+        self.wfile.write(reply.body[: int(share * len(reply.body))])
+        if share < 1:
+            self.close_connection = True
+
+    def _drip(self, reply: Reply, seconds: float) -> None:
+        """Write a reply byte by byte, and reset the connection if that takes longer than some seconds."""
+        end = time.monotonic() + seconds
+        self._send_headers(reply)
+        for byte in reply.body:
+            self.wfile.write(bytes([byte]))
+            self._sleep(0.05)
+            if time.monotonic() > end:
+                self._reset()
+                break
+
+    def _send_headers(self, reply: Reply) -> None:
         self.send_response(reply.code)
         self.send_header("Content-Type", reply.media)
         self.send_header("Content-Length", str(len(reply.body)))
         for name, value in reply.headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(reply.body[: int(share * len(reply.body))])
-        if share < 1:
-            self.close_connection = True
 
     def _sleep(self, seconds: float) -> None:
         self.server.api.service.closing.wait(seconds)
