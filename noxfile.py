@@ -35,14 +35,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """The library's tests, slow ones too; arguments after ``--`` go to pytest in place of the coverage."""
-    _run(session, "pytest", "-m", "", *PARALLEL, *(session.posargs or ["--cov", "--durations=15"]))
+    _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--cov", "--durations=15"]))
 
 
 @nox.session(python=False)
 def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
-        _run(session, "pytest", "-m", "", *PARALLEL, *(session.posargs or ["--durations=15"]))
+        _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--durations=15"]))
 
 
 @nox.session(python=False, default=False)

@@ -1,14 +1,19 @@
 import importlib.util
 import os
+import signal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Tests press Ctrl-C; a shell that starts pytest in the background lets it ignore that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
 
-settings.register_profile("default", deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("long", settings.get_profile("default"), max_examples=1700)
+common = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("default", common, derandomize=True)
+settings.register_profile("long", common, max_examples=1700)
 settings.load_profile("default")
 
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []

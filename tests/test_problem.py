@@ -66,6 +66,15 @@ def test_compression_keeps_every_energy(rank):
     assert small.compressed() is small
 
 
+@pytest.mark.parametrize(("inputs", "expected"), [(3, 2**24 // 3), (2**13, 2**14)])
+def test_compression_takes_as_many_rows_as_fit_into_little_memory(inputs, expected, monkeypatch):
+    asked = []
+    rows = DenseRows(torch.zeros(1, inputs).expand(inputs + 1, inputs))
+    monkeypatch.setattr(DenseRows, "chunks", lambda self, count: asked.append(count) or [])
+    BinaryQuadratic.of(rows, torch.zeros(inputs, 1)).compressed()
+    assert asked == [expected]
+
+
 def test_compression_survives_nearly_dependent_patches():
     """Sixteen copies of one image differ by 1e-4: a Cholesky factor would not exist."""
     torch.manual_seed(0)

@@ -231,8 +231,9 @@ def test_an_answer_damaged_on_its_way_is_fetched_again_and_not_bought_again(sapi
 
 @pytest.mark.parametrize("stage", ["submit", "poll", "load"])
 def test_a_service_that_is_down_ends_the_step_by_its_deadline_at_a_gentle_pace(sapi, run, stage):
-    solver = run(deadline=1.5)
+    solver = run(deadline=600.0)
     step(solver, 1)  # finds the layout
+    solver._submission.deadline = 1.5
     sapi.inject(stage, "status", math.inf, code=503)
     before = len(sapi.requests)
     with pytest.raises(StepError):

@@ -1,7 +1,11 @@
 import os
+import signal
 
 import pytest
 import torch
+
+# Tests press Ctrl-C; a shell that starts pytest in the background lets it ignore that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from spingrad_lab.cli import main
 from spingrad_lab.experiments import BENCHMARKS
 from spingrad_lab.runs import Line, read_lines, to_frame
 
-OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy", "elastic", "kills"]
+OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy", "kills", "endurance"]
 
 
 @pytest.mark.parametrize(

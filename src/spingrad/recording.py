@@ -314,6 +314,8 @@ def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], tra
 
 def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
     """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"expected the weight of a binary layer, a torch.Tensor, got {type(weight).__name__}")
     stop_recording(weight)
     record = Record(weight, keep_grad)
     weight.record = record  # type: ignore[attr-defined]

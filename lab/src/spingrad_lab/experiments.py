@@ -2,6 +2,7 @@
 
 from spingrad_lab.bench import (
     elastic,
+    endurance,
     export,
     growth,
     kills,
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Experiment] = {
     "solvers": solvers.Solvers(),
     "growth": growth.Growth(),
     "memory": memory.Memory(),
+    "endurance": endurance.Endurance(),
     "runtime": runtime.RUNTIME,
     "export": export.Export(),
     "qpu-wide-layer": qpu_wide_layer.QPUWideLayer(),

@@ -61,9 +61,11 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
     for key, state in state_dict["state"].items():
         if not isinstance(state, dict):
             raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
-        average = state.get("exp_avg")
-        if average is None:
+        if not state:
             continue
+        average, step = state.get("exp_avg"), state.get("step", -1)
+        if not (_is_whole(step) and 0 <= step < 2**63):
+            raise ValueError(f"the loaded 'step' of weight {key} is a whole number from 0, got {step!r}")
         shape = weights[key].shape if key in weights else None
         if not isinstance(average, Tensor) or average.shape != shape or not average.is_floating_point():
             raise ValueError(

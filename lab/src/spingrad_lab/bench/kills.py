@@ -179,7 +179,7 @@ class Kills(Experiment):
     )
 
     def plan(self, lab: Lab) -> None:
-        runs = lab.seeds or (2 if lab.quick else 50)
+        runs = lab.seeds or (1 if lab.quick else 50)
         lab.run([{"network": n, "processes": p, "run": r} for r in range(runs) for n, p in [PLACES[r % 4]]])
 
     def compute(self, job: Job) -> dict[str, Any]:

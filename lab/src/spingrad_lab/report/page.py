@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pandas as pd
+
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Line, read_lines, to_frame
@@ -70,12 +72,21 @@ class Part:
     def __init__(self, name: str, experiment: Experiment, lines: list[Line], folder: str = "") -> None:
         self.name, self.experiment, self.folder = name, experiment, folder
         self.frame, self.quick = to_frame(lines), bool(lines[0].job["quick"])
-        self.section = experiment.show(self.frame)
+        self.section = _shown(experiment, self.frame)
         self.runs = f"{len(lines):,}"
         self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
         action = "bench" if folder else "run"
         self.command = f"spingrad-lab {action} {name}{' --quick' if self.quick else ''}"
         self.anchor = f"bench-{name}" if folder else name
+
+
+def _shown(experiment: Experiment, runs: pd.DataFrame) -> Section:
+    """What an experiment shows; while it is being run, there may be too little for that."""
+    try:
+        return experiment.show(runs)
+    except (LookupError, ValueError) as error:
+        note = f"Unfinished: what is there so far, {len(runs)} runs, cannot be shown yet"
+        return Section([f"{note} ({type(error).__name__}: {error})."], [])
 
 
 def write_report(folder: Path) -> list[Path]:
