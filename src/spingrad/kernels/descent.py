@@ -95,15 +95,12 @@ def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None 
 
     rows, couplings = packed(Z.numpy())
     H = H if H.stride(1) == 1 else H.contiguous()
-    U = H.new_empty(len(H), 0) if U is None else U
+    h, g, u = H.numpy(), G.numpy(), H.new_empty(len(H), 0).numpy() if U is None else U.numpy()
     threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
-    share = max(1, -(-len(H) // (LANES * threads))) * LANES
-    parts = [
-        (h.numpy(), rows, couplings, g.numpy(), u.numpy(), num_sweeps)
-        for h, g, u in zip(H.split(share), G.split(share), U.split(share), strict=True)
-    ]
+    share = max(1, -(-len(h) // (LANES * threads))) * LANES
+    parts = [slice(start, start + share) for start in range(0, len(h), share)]
     if len(parts) == 1:
-        descend(*parts[0])
+        descend(h, rows, couplings, g, u, num_sweeps)
         return
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(lambda part: descend(*part), parts))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), parts))
