@@ -6,6 +6,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from spingrad.nn.sign import spins_of
 HAS_NUMBA = find_spec("numba") is not None
 Array = npt.NDArray[Any]
 Backend = Literal["auto", "numba", "torch"]
+_NO_OUTPUTS: Array = np.empty((0, 0), np.float32)
 MOST_ROWS = 1024  # the outputs of a vector of units fit in a processor's second cache
 
 
@@ -95,7 +97,7 @@ def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None 
 
     rows, couplings = packed(Z.numpy())
     H = H if H.stride(1) == 1 else H.contiguous()
-    h, g, u = H.numpy(), G.numpy(), H.new_empty(len(H), 0).numpy() if U is None else U.numpy()
+    h, g, u = H.numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
     threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
     share = max(1, -(-len(h) // (LANES * threads))) * LANES
     parts = [slice(start, start + share) for start in range(0, len(h), share)]

@@ -180,8 +180,8 @@ def descend(H: Array, rows: Array, couplings: Array, G: Array, U: Array, sweeps:
         rows: As :func:`packed` returns them, like the couplings.
         couplings: Couplings of neighbouring spins.
         G: Receives the spins, shape ``(m, n)``.
-        U: Outputs of the spins that ``G`` holds at the start, shape ``(m, k)``. Without columns ``G`` is not
-            read, and descent starts at zero.
+        U: Outputs of the spins that ``G`` holds at the start, shape ``(m, k)``. If it has no columns,
+            ``G`` is not read, and descent starts at zero.
         sweeps: Largest number of sweeps.
     """
     k, n = rows.shape[1], len(rows) * BLOCK
