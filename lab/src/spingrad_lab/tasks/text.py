@@ -47,7 +47,8 @@ class Transformer(nn.Module):
 class Shakespeare(Task):
     """Four layers of width 128, attention and feed-forward layers binary; 12 texts of 64 characters a step.
 
-    The last tenth of the text is the test set, as is custom; the tenth before it is held out for tuning.
+    The last tenth of the text is the test set, as is custom. For tuning, the tenth before it is held out, and
+    the network trains for half as many steps.
     """
 
     epochs, steps, batch = 1, 2_000, 12
@@ -60,6 +61,8 @@ class Shakespeare(Task):
         self.train = text[: (8 if tuning else 9) * tenth]
         self.test = text[8 * tenth : 9 * tenth] if tuning else text[9 * tenth :]
         self.scored = 2 if quick else 40
+        if tuning:
+            self.steps = self.steps // 2
         if quick:
             self.steps, self.width, self.layers = 5, 32, 1
 
