@@ -316,27 +316,3 @@ def test_derived_seeds_differ_by_place_and_never_change():
     assert len(places) == 1000
     assert derive_seed(0, 0) == 1484405855
     assert all(0 <= seed < 2**31 for seed in places)
-
-
-@pytest.mark.skipif(not HAS_NUMBA, reason="needs numba")
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 256, 8), (70, 130, 16), (1, 33, 3), (100, 1000, 30)])
-@pytest.mark.parametrize("threads", [1, 4])
-def test_few_rows_are_fed_back_spin_by_spin(m, n, k, threads):
-    torch.manual_seed(0)
-    Z, H = torch.randn(k, n) / n, torch.randn(n, m)
-    problem = BinaryQuadratic.of(DenseRows(Z), H)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        spins = BlockDescentSolver(num_sweeps=1, num_reads=1).solve(problem).spins
-    finally:
-        torch.set_num_threads(before)
-    residual = torch.zeros(k, m, dtype=torch.float64)
-    for z, h, g in zip(Z.double().T, H.double(), spins.double(), strict=True):
-        field = h - z @ residual
-        assert (field * g >= -1e-4).all()
-        residual += z[:, None] * g
-    torch_alone = (
-        BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=1, backend="torch").solve(problem).spins
-    )
-    assert (spins == torch_alone).float().mean() > 0.999

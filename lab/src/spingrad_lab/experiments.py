@@ -17,7 +17,7 @@ from spingrad_lab.bench import (
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
-from spingrad_lab.beyond import annealers, bits, images, mnist_methods, regimes, step
+from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, regimes, step
 from spingrad_lab.paper import (
     direction,
     embedding,
@@ -58,6 +58,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "bits": bits.BitsExperiment(),
     "annealers": annealers.ANNEALERS,
     "mnist-methods": mnist_methods.MnistMethods(),
+    "directions": directions.Directions(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 

@@ -1,10 +1,12 @@
 """Descent over single spins, compiled by numba where the ``fast`` extra is installed, else in torch."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from spingrad.nn.sign import spins_of
 HAS_NUMBA = find_spec("numba") is not None
 Array = npt.NDArray[Any]
 Backend = Literal["auto", "numba", "torch"]
+_NO_OUTPUTS: Array = np.empty((0, 0), np.float32)
+MOST_ROWS = 1024  # the outputs of a vector of units fit in a processor's second cache
 
 
 @cache
@@ -68,3 +72,37 @@ def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Ten
         change[:, i] = g[:, i] - old
         field.addr_(change[:, i], K[i], alpha=-1)
     return change
+
+
+def has_kernel(H: Tensor, num_rows: int, backend: Backend) -> bool:
+    """Whether :func:`descend_` can take a problem with these fields, shape ``(m, n)``, and so many rows."""
+    fits = num_rows <= MOST_ROWS and H.device.type == "cpu" and H.dtype == torch.float32
+    return fits and backend != "torch" and HAS_NUMBA
+
+
+def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None = None) -> None:
+    """Set spin after spin to the sign of its field; a compiled kernel, shared out over threads.
+
+    A sweep never raises the energy, and units that a sweep has left as they were are not swept again.
+
+    Args:
+        Z: Rows, shape ``(r, n)``, on a CPU and in single precision like the rest.
+        H: Fields, shape ``(m, n)``.
+        G: Receives the spins, shape ``(m, n)``.
+        num_sweeps: Largest number of sweeps.
+        U: Outputs ``G Zᵀ`` of the spins that ``G`` holds at the start, shape ``(m, r)``. By default descent
+            starts at zero, whatever ``G`` holds.
+    """
+    from spingrad.kernels.descent_llvm import LANES, descend, packed
+
+    rows, couplings = packed(Z.numpy())
+    H = H if H.stride(1) == 1 else H.contiguous()
+    h, g, u = H.numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
+    threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
+    share = max(1, -(-len(h) // (LANES * threads))) * LANES
+    parts = [slice(start, start + share) for start in range(0, len(h), share)]
+    if len(parts) == 1:
+        descend(h, rows, couplings, g, u, num_sweeps)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), parts))

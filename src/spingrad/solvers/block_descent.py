@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from spingrad._memory import Pool
-from spingrad.kernels.descent import HAS_NUMBA, Backend, flip_
-from spingrad.kernels.feedback import can_feed_back, feed_back_
+from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, flip_, has_kernel
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver
 
 SMALL_FAN_IN = 32
+FEW_ROWS = 64  # up to here one sweep spin by spin is as fast as one by large blocks
 
 
 class BlockDescentSolver(Solver):
@@ -32,10 +32,11 @@ class BlockDescentSolver(Solver):
         num_sweeps: Sweeps, the first included. By default 1, or 8 with a fan-in of 32 or less.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 32 or less.
-        block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less,
-            else 32 if more sweeps follow, else about a third of the fan-in.
-        backend: Who flips single spins in further sweeps: ``"numba"`` (CPU only, extra ``fast``),
-            ``"torch"``, or by default numba where it can.
+        block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less.
+            Wider layers have blocks of 1 where numba sets single spins and there are at most 64 rows or
+            several sweeps, else of 32 if more sweeps follow, else of about a third of the fan-in.
+        backend: Who sets single spins: ``"numba"`` (CPU only, extra ``fast``), ``"torch"``, or by default
+            numba where it can.
 
     Example:
         >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
@@ -69,27 +70,36 @@ class BlockDescentSolver(Solver):
         return cls(num_sweeps=8, num_reads=64)
 
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
-        sweeps, reads, block = self._effort(problem)
+        sweeps, reads = self._effort(problem)
         small = problem.compressed() if _compression_pays(problem, sweeps * reads) else problem
         if reads > 1:
             return Solution(problem, self._best_of(small, reads, sweeps, seed).T)
         H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
-        U = H.new_zeros(len(H), len(small.rows))
-        if block > 1:
-            G = self._error_feedback(small, H, U, block, last=sweeps == 1)
-            self._descend(small, H, G, U, sweeps - 1)
+        G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
+        block = self._block_size(small, sweeps)
+        if block == 1:
+            self._descend(small, H, G, sweeps)
         else:
-            G = torch.zeros_like(H)
-            self._descend(small, H, G, U, sweeps)
+            U = self._error_feedback(small, H, G, block, last=sweeps == 1)
+            if sweeps > 1:
+                self._descend(small, H, G, sweeps - 1, U)
         return Solution(problem, G.T)
 
-    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int, int]:
-        """Sweeps, reads and the block size of the first sweep, chosen by the fan-in where not given."""
-        n = problem.num_spins
-        sweeps = self.num_sweeps or (8 if n <= SMALL_FAN_IN else 1)
-        reads = self.num_reads or (8 if n <= SMALL_FAN_IN else 1)
-        block = 1 if n <= SMALL_FAN_IN else 32 if sweeps > 1 else _block_size(*problem.rows.shape)
-        return sweeps, reads, self.block_size or block
+    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
+        """Sweeps and reads, chosen by the fan-in where not given."""
+        default = 8 if problem.num_spins <= SMALL_FAN_IN else 1
+        return self.num_sweeps or default, self.num_reads or default
+
+    def _block_size(self, problem: BinaryQuadratic, sweeps: int) -> int:
+        """How many spins the first sweep sets at once."""
+        r, n = problem.rows.shape
+        if self.block_size or n <= SMALL_FAN_IN:
+            return self.block_size or 1
+        if (sweeps > 1 or r <= FEW_ROWS) and has_kernel(problem.H.T, r, self.backend):
+            return 1
+        if sweeps > 1 or r <= 32:
+            return 32
+        return 16 * -(-n // 48)  # larger is faster, and as good with many rows; whole vector registers
 
     def _best_of(self, problem: BinaryQuadratic, reads: int, sweeps: int, seed: int) -> Tensor:  # (m, n)
         """The best of several starts for every unit; restarts are more units, so one descent takes all."""
@@ -97,39 +107,39 @@ class BlockDescentSolver(Solver):
         generator = torch.Generator().manual_seed(seed)
         random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
         G = torch.cat([problem.H.new_zeros(m, n), random.to(problem.H)])
-        H = problem.H.T.repeat(reads, 1)
-        U = G @ problem.rows.dense().T
-        self._descend(problem, H, G, U, sweeps)
-        energy = U.square().sum(1) - 2 * (H * G).sum(1)
+        H, Z = problem.H.T.repeat(reads, 1), problem.rows.dense()
+        self._descend(problem, H, G, sweeps, G @ Z.T)
+        energy = (G @ Z.T).square().sum(1) - 2 * (H * G).sum(1)
         best = energy.view(reads, m).argmin(0)
         return G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
 
     def _error_feedback(
-        self, problem: BinaryQuadratic, H: Tensor, U: Tensor, size: int, last: bool
-    ) -> Tensor:
+        self, problem: BinaryQuadratic, H: Tensor, G: Tensor, size: int, last: bool
+    ) -> Tensor:  # -> (m, r)
         """Spins from zero, one block after the other, each block knowing the outputs of those before it.
 
-        With few rows a kernel sets spin after spin, which is finer than blocks, and faster. ``U`` (m, r)
-        receives the outputs of the spins, unless this is the ``last`` sweep, which does not need them all.
+        ``G`` (m, n) receives the spins. Returns their outputs; after the ``last`` sweep some are missing.
         """
-        G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
-        if not self.block_size and can_feed_back(H, len(problem.rows), self.backend):
-            feed_back_(H, problem.rows.dense(), G)
-            if not last:
-                torch.mm(G, problem.rows.dense().T, out=U)
-            return G
-        one = G.new_ones(())
+        one, U = G.new_ones(()), H.new_zeros(len(H), len(problem.rows))
         for own, z in _blocks(problem, size):
             g = G[:, own]
             field = H[:, own] if own.start == 0 else torch.addmm(H[:, own], U, z, alpha=-1, out=g)
             torch.copysign(one, field, out=g)  # a tie may fall either way
             if not last or own.stop < problem.num_spins:
                 U.addmm_(g, z.T)
-        return G
+        return U
 
-    def _descend(self, problem: BinaryQuadratic, H: Tensor, G: Tensor, U: Tensor, sweeps: int) -> None:
-        """Set spin after spin to the sign of its field; ``G`` (m, n) and its outputs ``U`` (m, r) change."""
-        blocks = [(z.T @ z, z, H[:, own], G[:, own]) for own, z in _blocks(problem, 32)] if sweeps else []
+    def _descend(
+        self, problem: BinaryQuadratic, H: Tensor, G: Tensor, sweeps: int, U: Tensor | None = None
+    ) -> None:
+        """Set spin after spin of ``G`` (m, n) to the sign of its field; without ``U`` (m, r) from zero."""
+        if has_kernel(H, len(problem.rows), self.backend):
+            descend_(problem.rows.dense(), H, G, sweeps, U)
+            return
+        if U is None:
+            G.zero_()
+            U = H.new_zeros(len(H), len(problem.rows))
+        blocks = [(z.T @ z, z, H[:, own], G[:, own]) for own, z in _blocks(problem, 32)]
         for _ in range(sweeps):
             for K, z, h, g in blocks:
                 U.addmm_(flip_(K, torch.addmm(h, U, z, alpha=-1), g, self.backend), z.T)
@@ -140,11 +150,6 @@ def _blocks(problem: BinaryQuadratic, size: int) -> Iterator[tuple[slice, Tensor
     start = 0
     for z in problem.rows.blocks(size):
         yield slice(start, start := start + z.shape[1]), z
-
-
-def _block_size(r: int, n: int) -> int:
-    """A third of the inputs, in whole vector registers: larger is faster, finer cheap with few rows."""
-    return 32 if r <= 32 else 16 * -(-n // 48)
 
 
 def _compression_pays(problem: BinaryQuadratic, sweeps: int) -> bool:

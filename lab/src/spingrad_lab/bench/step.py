@@ -35,6 +35,9 @@ METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
     "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
+    "QP-SBGD, 32 directions, 2 sweeps": lambda model: QPSBGD(
+        binary_parameters(model), rank=32, solver=BlockDescentSolver(num_sweeps=2)
+    ),
     "QP-SBGD, all directions": lambda model: QPSBGD(binary_parameters(model), rank=None),
     "QP-SBGD, one batch alone": lambda model: QPSBGD(binary_parameters(model), **ONE_BATCH),
     "QP-SBGD, one batch alone, 2 sweeps": lambda model: QPSBGD(
@@ -102,7 +105,7 @@ class Step(Experiment):
             for method in [method for method in (*METHODS, *PRODUCTS) if method in where(own)]:
                 row = [method]
                 for _, timed in counts:
-                    found = pd.DataFrame(list(timed[method]))
+                    found = pd.DataFrame(list(timed[method].dropna()))
                     ratio = found["ratio"]
                     row += [f"{found['ms'].median():.1f}", f"{ratio.median():.2f}"]
                     row.append(f"{ratio.min():.2f}–{ratio.max():.2f}")
@@ -229,7 +232,9 @@ def _figure(runs: pd.DataFrame) -> str:
         methods = [method for method in METHODS if len(own)]
         for shift, (count, colour) in enumerate(((1, figures.VERMILION), (2, figures.BLUE))):
             for place, method in enumerate(methods):
-                ratios = [timed["ratio"] for timed in where(own, threads=count).get(method, ())]
+                ratios = [
+                    timed["ratio"] for timed in where(own, threads=count).get(method, pd.Series()).dropna()
+                ]
                 panel.plot(
                     ratios, [place + 0.22 * shift - 0.11] * len(ratios), "o", color=colour, markersize=4.5,
                     label=f"{count} thread{'s' * (count > 1)}" if not place else None,
