@@ -249,6 +249,7 @@ def files(tmp_path_factory):
     )
 
 
+@pytest.mark.needs("safetensors")
 @given(data=st.data())
 def test_files(data, files):
     folder, readers, state = files
