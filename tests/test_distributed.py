@@ -161,6 +161,24 @@ def train_uneven(rank, size, reduction):
     return own
 
 
+def average_of_one_step(rank, size):
+    """The average of gradients after one step, in which each worker has a share of another size."""
+    torch.manual_seed(0)
+    layer, x = BinaryLinear(6, 4), torch.randn(12, 6)
+    one = QPSBGD if size == 1 else DistributedQPSBGD
+    optimizer = one(binary_parameters(layer))
+    own = x.split([12] if size == 1 else [3, 9])[rank]
+    layer(own).square().mean().backward()
+    optimizer.step()
+    return optimizer.state[layer.weight]["exp_avg"]
+
+
+def test_a_gradient_weighs_as_much_as_its_worker_has_rows(tmp_path):
+    averages = run_workers(average_of_one_step, 2, tmp_path)
+    for average in averages:
+        torch.testing.assert_close(average, average_of_one_step(0, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["gather", "vote"])
 def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):

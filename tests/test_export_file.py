@@ -15,7 +15,7 @@ from test_export_c import averages, hardtanh_with_norm
 
 from spingrad.export import PackedFileError, PackedModel, pack
 from spingrad.export.packed import KEY, _checksum
-from spingrad.export.stages import Linear
+from spingrad.export.stages import Linear, Threshold
 
 pytest.importorskip("safetensors")
 
@@ -239,6 +239,39 @@ def test_changed_content_and_other_versions_are_told_apart(tmp_path):
         PackedModel.load(path)
     path.write_bytes(with_network(content, lambda network: None))
     PackedModel.load(path)  # the same description with a new checksum
+
+
+def test_a_long_header_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(small_files()[0])
+    monkeypatch.setattr("spingrad.export.packed.MAX_HEADER", 100)
+    with pytest.raises(PackedFileError, match="a header of at most 100 bytes"):
+        PackedModel.load(path)
+
+
+def test_a_description_holds_nothing_else(tmp_path):
+    path, (header, data) = tmp_path / "net.safetensors", parts(small_files()[0])
+    signed = json.loads(header["__metadata__"][KEY])
+    header["__metadata__"][KEY] = json.dumps(signed | {"more": 1})
+    path.write_bytes(joined(header, data))
+    with pytest.raises(PackedFileError, match="version, sha256 and network, and nothing else"):
+        PackedModel.load(path)
+
+
+def test_the_checksum_covers_names_dtypes_and_shapes_of_tensors():
+    tensor = np.arange(6, dtype=np.int8).reshape(2, 3)
+    others = [{"b": tensor}, {"a": tensor.view(np.uint8)}, {"a": tensor.reshape(3, 2)}, {"a": -tensor}]
+    assert len({_checksum({}, tensors) for tensors in ({"a": tensor}, *others)}) == 5
+
+
+def test_thresholds_are_exact_in_single_precision_and_directions_are_signs():
+    largest, sign = np.array([2**24], np.int32), np.array([-1], np.int8)
+    Threshold(largest, sign)
+    with pytest.raises(ValueError, match="at most 2\\^24"):
+        Threshold(largest + 1, sign)
+    for other in (0, 2, -2):
+        with pytest.raises(ValueError, match="directions must be -1 or \\+1"):
+            Threshold(largest, sign * 0 + np.int8(other))
 
 
 def test_deep_nesting_and_long_numbers_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 Many faults at once, kills and long runs are the lab's: ``spingrad-lab bench qpu-faults``.
 """
 
+import base64
 import copy
 import math
 import os
@@ -293,6 +294,18 @@ def test_an_answer_that_is_no_answer_is_refused():
     for other in (None, [], "text", {}, answer | {"solutions": 7}, answer | {"format": "bq"}):
         with pytest.raises(AnswerError):
             decoded(other, problem, 12)
+
+
+def test_a_sample_that_is_listed_twice_is_refused():
+    problem, answer = an_answer()
+    names = {"solutions": "u1", "energies": "<f8", "num_occurrences": "<i4"}
+    parts = {name: np.frombuffer(base64.b64decode(answer[name]), dtype) for name, dtype in names.items()}
+    count = len(parts["energies"])
+    rows = {name: part.reshape(count, -1)[[0, 0]] for name, part in parts.items()}
+    rows["num_occurrences"] = np.array([5, 7], "<i4")
+    twice = {name: base64.b64encode(part.tobytes()).decode() for name, part in rows.items()}
+    with pytest.raises(AnswerError, match="its samples are not distinct"):
+        decoded(answer | twice, problem, 12)
 
 
 def test_samples_are_unpacked_only_if_their_number_is_right(monkeypatch):

@@ -221,7 +221,8 @@ def flows(kind: Kind, shape: Shape, stages: tuple[Stage, ...]) -> list[Flow]:
         raise ValueError(f'inputs must be "pixels" or "spins", got {kind!r}')
     if not 1 <= len(shape) <= 3 or not all(_is_integer(size) and size > 0 for size in shape):
         raise ValueError(f"the shape of one example must be one to three positive integers, got {shape}")
-    along = [Flow(kind, (), 255 if kind == "pixels" else 1).then(shape, 255 if kind == "pixels" else 1, kind)]
+    largest = 255 if kind == "pixels" else 1
+    along = [Flow(kind, (), largest).then(shape, largest, kind)]
     for place, stage in enumerate(stages):
         follows = place and isinstance(stages[place - 1], Linear | Convolution | Pool)
         if isinstance(stage, Threshold | Rescale) and not follows:
