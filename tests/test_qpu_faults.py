@@ -5,6 +5,7 @@ Many faults at once, kills and long runs are the lab's: ``spingrad-lab bench qpu
 
 import base64
 import copy
+import logging
 import math
 import os
 import pickle
@@ -647,6 +648,22 @@ def test_a_region_that_cannot_be_found_is_an_error_and_not_another_region(monkey
         monkeypatch.setenv("DWAVE_METADATA_API_ENDPOINT", elsewhere)
         with pytest.raises(ConnectionError, match="eu-central-1"):
             QPUService()
+
+
+def test_the_token_is_removed_from_what_the_client_logs(sapi, run, caplog):
+    run()
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("dwave.cloud.client").debug("sent with %s", sapi.token)
+    assert "sent with <token>" in caplog.text
+    assert sapi.token not in caplog.text
+
+
+@pytest.mark.parametrize(("part", "value"), [("status", "OFFLINE"), ("category", "hybrid")])
+def test_a_solver_that_is_no_qpu_or_not_online_is_not_chosen(sapi, monkeypatch, part, value):
+    chip = sapi.chip
+    monkeypatch.setitem(chip.properties if part == "category" else chip.definition, part, value)
+    with pytest.raises(RuntimeError, match="has no QPU online for this token"):
+        QPUService(endpoint=sapi.url)
 
 
 def test_without_a_token_the_error_says_where_to_put_it(sapi, monkeypatch):
