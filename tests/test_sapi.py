@@ -729,7 +729,7 @@ def test_closing_leaves_neither_threads_nor_waiting_clients(sapi_env):
 
 @pytest.mark.slow
 def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi_env):
-    command = [sys.executable, "-m", "spingrad.testing.sapi", "--topology", "zephyr", "--size", "1"]
+    command = [sys.executable, "-m", "spingrad", "qpu", "emulate", "--topology", "zephyr", "--size", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         stop = threading.Timer(60, process.kill)  # whatever happens, nobody waits for ever
         stop.start()
@@ -738,7 +738,7 @@ def test_the_command_prints_what_a_shell_needs_and_serves_until_interrupted(sapi
         assert list(settings) == ["DWAVE_API_ENDPOINT", "DWAVE_API_TOKEN", "DWAVE_CACHE_HOME"]
         emulator = SimpleNamespace(url=settings["DWAVE_API_ENDPOINT"], token=settings["DWAVE_API_TOKEN"])
         with connect(emulator) as sampler:
-            assert sampler.solver.properties["topology"] == {"type": "zephyr", "shape": [1, 4]}
+            assert sampler.solver.properties["topology"] == {"type": "zephyr", "shape": [2, 4]}
         process.send_signal(2)
         assert process.wait() == 0
         assert process.stderr.read() == ""
