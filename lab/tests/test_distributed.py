@@ -5,6 +5,7 @@ import torch
 from workers import run_workers
 
 from spingrad import binary_parameters
+from spingrad._files import read_records
 from spingrad.distributed import Wire
 from spingrad_lab.bench import elastic, vote_accuracy
 
@@ -56,8 +57,8 @@ def test_a_killed_worker_is_started_again_and_the_weights_are_those_of_an_undist
     run_workers(undisturbed, 2, tmp_path, tmp_path / "whole")
     elastic.launch(tmp_path / "killed", 7, 1, 0.0, workers=2)
     assert (tmp_path / "killed" / "killed").exists()
-    starts = (tmp_path / "killed" / "starts.txt").read_text().splitlines()
-    assert sorted(starts[2:]) == ["0 5", "1 5"]
+    starts = read_records(tmp_path / "killed" / "starts")
+    assert sorted(starts[2:]) == [[0, 5], [1, 5]]
     states = elastic.weights(tmp_path / "whole") + elastic.weights(tmp_path / "killed")
     assert len(states) == 4
     assert same(states)
