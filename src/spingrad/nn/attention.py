@@ -1,5 +1,7 @@
 """Attention whose four projections are binary layers."""
 
+from operator import index
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -52,6 +54,7 @@ class BinaryMultiheadAttention(nn.Module):
         scale: Scale = True,
     ) -> None:
         super().__init__()
+        embed_dim, num_heads = index(embed_dim), index(num_heads)  # a TypeError for other than whole numbers
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"num_heads must divide embed_dim, got embed_dim={embed_dim}, num_heads={num_heads}"
