@@ -301,7 +301,7 @@ def test_the_seed_reaches_the_sampler_unless_the_user_sets_one():
 
 
 def test_wrong_arguments_are_explained():
-    with pytest.raises(ValueError, match="num_sweeps is at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_sweeps is a whole number of at least 1, below"):
         BlockDescentSolver(num_sweeps=0)
     with pytest.raises(ValueError, match='"auto", "numba" or "torch", got \'cuda\''):
         BlockDescentSolver(backend="cuda")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from spingrad import _figures
 from spingrad._files import FileFormatError, check_own
 from spingrad_lab import experiments
 from spingrad_lab.cli import main
-from spingrad_lab.report.page import FIGURE_MARK, HTML_MARK, MARKDOWN_MARK
+from spingrad_lab.report.page import HTML_MARK, MARKDOWN_MARK
 from spingrad_lab.report.sections import Figure, Section
 from spingrad_lab.runs import Experiment, Line, append_line
 from spingrad_lab.tasks import small
@@ -53,7 +54,7 @@ def test_a_file_of_somebody_else_in_the_place_of_a_report_or_figure_is_untouched
         (folder / name).write_bytes(ours)
 
 
-@pytest.mark.parametrize("mark", [HTML_MARK, MARKDOWN_MARK, FIGURE_MARK])
+@pytest.mark.parametrize("mark", [HTML_MARK, MARKDOWN_MARK, _figures.MARK])
 def test_no_file_of_somebody_else_has_the_mark_of_ours(mark, tmp_path):
     for kind, write in FOREIGN.items():
         write(tmp_path / kind)

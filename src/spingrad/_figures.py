@@ -11,6 +11,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#777777"
+MARK = b"matplotlib.org"  # in every figure that matplotlib writes
 
 
 def new(

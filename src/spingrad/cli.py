@@ -205,6 +205,7 @@ def _chip(args: argparse.Namespace) -> "Chip":
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    from spingrad._figures import MARK
     from spingrad._files import check_own, write_atomically
     from spingrad.qpu import Journal
     from spingrad.qpu.inspect import answered_calls, picture, summary
@@ -216,7 +217,7 @@ def _inspect(args: argparse.Namespace) -> None:
         canvas = picture(calls, args.call or len(calls))
         out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
         if args.out is None:
-            check_own(out, b"matplotlib.org")
+            check_own(out, MARK)
         drawing = io.BytesIO()
         canvas.savefig(drawing, format=out.suffix[1:] or None, dpi=200)
         write_atomically(out, drawing.getvalue())

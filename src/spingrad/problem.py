@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from spingrad._numbers import check_whole
 from spingrad.bounds import box_bound, box_minimum
 from spingrad.rows import DenseRows, Rows
 
@@ -106,8 +107,7 @@ class BinaryQuadratic:
 
     def to_ising(self, unit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Biases ``h``, upper-triangular couplings ``J`` and offset of one unit."""
-        if isinstance(unit, bool) or not isinstance(unit, int) or not 0 <= unit < self.num_units:
-            raise ValueError(f"unit is a whole number from 0 to {self.num_units - 1}, got {unit!r}")
+        check_whole("unit", unit, 0, self.num_units - 1)
         gram = self.rows.gram()
         offset = gram.trace() + self.offset[unit]  # g² = 1 turns the diagonal into a constant
         return -2 * self.H[:, unit], 2 * gram.triu(1), offset
@@ -131,8 +131,7 @@ class BinaryQuadratic:
         """
         if not 0 <= (tolerance := float(tolerance)) < math.inf:
             raise ValueError(f"tolerance is a finite number of at least 0, got {tolerance}")
-        if not isinstance(max_iterations, int) or max_iterations < 1:
-            raise ValueError(f"max_iterations is a whole number of at least 1, got {max_iterations!r}")
+        check_whole("max_iterations", max_iterations, 1)
         whole = self.double()
         small = whole.compressed()
         G = box_minimum(small.rows.dense(), whole.H, whole.offset, tolerance, max_iterations)

@@ -132,10 +132,8 @@ class Lab:
         try:
             for future in as_completed(futures):
                 yield future.result()
-        except (
-            BaseException
-        ):  # Ctrl-C as well: what still runs would keep this process alive until it is done
-            _end(pool)
+        except BaseException:  # Ctrl-C too
+            _end(pool)  # what still runs would keep this process alive
             raise
 
     def _keep(self, line: Line) -> None:

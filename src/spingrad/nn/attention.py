@@ -1,11 +1,10 @@
 """Attention whose four projections are binary layers."""
 
-from operator import index
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spingrad._numbers import check_whole
 from spingrad.nn.linear import BinaryLinear, Device, Scale
 
 
@@ -54,8 +53,10 @@ class BinaryMultiheadAttention(nn.Module):
         scale: Scale = True,
     ) -> None:
         super().__init__()
-        embed_dim, num_heads = index(embed_dim), index(num_heads)  # a TypeError for other than whole numbers
-        if num_heads < 1 or embed_dim % num_heads:
+        check_whole("embed_dim", embed_dim, 1)
+        check_whole("num_heads", num_heads, 1)
+        embed_dim, num_heads = int(embed_dim), int(num_heads)
+        if embed_dim % num_heads:
             raise ValueError(
                 f"num_heads must divide embed_dim, got embed_dim={embed_dim}, num_heads={num_heads}"
             )

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from spingrad._numbers import check_whole
+
 
 class Bits(nn.Module):
     """Repeats its input so that the binary layer that follows has weights of ``count`` bits.
@@ -22,8 +24,7 @@ class Bits(nn.Module):
 
     def __init__(self, count: int, dim: int = -1) -> None:
         super().__init__()
-        if not isinstance(count, int) or not 1 <= count <= 24:
-            raise ValueError(f"count is a whole number from 1 to 24, the bits of a float32, got {count!r}")
+        check_whole("count", count, 1, 24)  # a float32 has no more bits
         self.count, self.dim = count, dim
         strengths = [2.0**-k for k in range(count)]
         self.scale = (count / sum(s * s for s in strengths)) ** 0.5

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spingrad._numbers import is_whole
 from spingrad.nn.linear import BinaryLayer, Device, Scale
 
 Size = int | Iterable[int]
@@ -70,7 +71,7 @@ class BinaryConv(BinaryLayer):
         ((name, size),) = named.items()
         sizes = tuple(size) if isinstance(size, Iterable) else (size,) * cls.trailing
         least = 0 if "padding" in name else 1
-        if len(sizes) != cls.trailing or not all(isinstance(s, int) and s >= least for s in sizes):
+        if len(sizes) != cls.trailing or not all(is_whole(s, least) for s in sizes):
             raise ValueError(f"{name} is an int of at least {least} or {cls.trailing} of them, got {size!r}")
         return sizes
 
@@ -223,7 +224,7 @@ def exchanged(weight: Tensor, groups: int) -> Tensor:
 
 
 def _check_groups(groups: int, in_channels: int, out_channels: int) -> None:
-    if not isinstance(groups, int) or groups < 1 or in_channels % groups or out_channels % groups:
+    if not is_whole(groups, 1) or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"groups must divide in_channels and out_channels, "
             f"got groups={groups}, in_channels={in_channels}, out_channels={out_channels}"

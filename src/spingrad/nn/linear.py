@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spingrad._numbers import is_whole
 from spingrad.nn.sign import spins_of, spins_with_gradient_of
 from spingrad.recording import in_transform, noted, record_of
 
@@ -65,10 +66,11 @@ class BinaryLayer(nn.Module):
         scale: Scale = True,
     ) -> None:
         super().__init__()
-        if not all(hasattr(size, "__index__") and size >= 1 for size in weight_shape):
+        if not all(is_whole(size, 1) for size in weight_shape):
             raise ValueError(
                 f"{type(self).__name__}: sizes are whole numbers of at least 1, got weights of {weight_shape}"
             )
+        weight_shape = tuple(int(size) for size in weight_shape)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"{type(self).__name__}: dtype is a floating-point torch.dtype, got {dtype!r}")

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spingrad._numbers import check_whole, is_whole
+
 NOT_BINARY = (
     "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
     "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
@@ -28,7 +30,7 @@ def check_settings(group: dict[str, Any]) -> None:
         raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
     if not (_is_number(momentum) and 0 <= momentum < 1):
         raise ValueError(f"momentum is in [0, 1), got {momentum!r}")
-    if rank is not None and not (_is_whole(rank) and rank >= 1):
+    if rank is not None and not is_whole(rank, 1):
         raise ValueError(f"rank is a whole number of at least 1 or None, got {rank!r}")
     if not _is_among(rows, "uniform", "normalized"):
         raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
@@ -37,9 +39,7 @@ def check_settings(group: dict[str, Any]) -> None:
 def check_run(run: object) -> None:
     """Raise a ``ValueError`` if seed, step or the number of skipped steps is not a whole number from 0."""
     for name in ("seed", "step", "skipped"):
-        value: Any = run.get(name) if isinstance(run, dict) else None
-        if not (_is_whole(value) and value >= 0):
-            raise ValueError(f"{name} is a whole number of at least 0, got {value!r}")
+        check_whole(name, run.get(name) if isinstance(run, dict) else None, 0)
 
 
 def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
@@ -63,9 +63,8 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
             raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
         if not state:
             continue
-        average, step = state.get("exp_avg"), state.get("step", -1)
-        if not (_is_whole(step) and 0 <= step < 2**63):
-            raise ValueError(f"the loaded 'step' of weight {key} is a whole number from 0, got {step!r}")
+        check_whole(f"the loaded 'step' of weight {key}", state.get("step"), 0, 2**63 - 1)
+        average = state.get("exp_avg")
         shape = weights[key].shape if key in weights else None
         if not isinstance(average, Tensor) or average.shape != shape or not average.is_floating_point():
             raise ValueError(
@@ -95,10 +94,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_among(value: object, *known: object) -> bool:

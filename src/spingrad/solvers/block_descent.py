@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from spingrad._memory import Pool
+from spingrad._numbers import check_whole
 from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, flip_, has_kernel
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver
@@ -54,8 +55,8 @@ class BlockDescentSolver(Solver):
     ) -> None:
         counts = {"num_sweeps": num_sweeps, "num_reads": num_reads, "block_size": block_size}
         for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
+            if value is not None:
+                check_whole(name, value, 1)
         if backend == "numba" and not HAS_NUMBA:
             raise ImportError('backend="numba" needs numba: pip install "spingrad[fast]"')
         if backend not in ("auto", "numba", "torch"):

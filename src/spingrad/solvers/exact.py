@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from spingrad._numbers import check_whole
 from spingrad.kernels.decode import decode
 from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
@@ -41,8 +42,7 @@ class ExactSolver(Solver):
     """
 
     def __init__(self, max_nodes: int = 10_000_000, time_limit: float | None = None) -> None:
-        if max_nodes < 1:
-            raise ValueError(f"max_nodes is at least 1, got {max_nodes}")
+        check_whole("max_nodes", max_nodes, 1)
         if time_limit is not None and not time_limit > 0:
             raise ValueError(f"time_limit is None or a positive number of seconds, got {time_limit}")
         self.max_nodes, self.time_limit = max_nodes, time_limit

@@ -1,6 +1,5 @@
 """50,000 steps in one process: does the memory grow, does a step become slower?"""
 
-import os
 import time
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad.baselines import SignSGD
+from spingrad_lab.bench.memory import peak
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab
 
@@ -63,7 +63,7 @@ class Endurance(Experiment):
         for _ in range(PARTS):
             own = seconds(ours, optimizers[0], steps)
             ratios.append(round(own / seconds(beside, optimizers[1], max(steps // 10, 1)), 3))
-            memory.append(resident())
+            memory.append(peak())
         return {"ratios": ratios, "memory": memory}
 
     def show(self, runs: pd.DataFrame) -> Section:
@@ -77,11 +77,5 @@ class Endurance(Experiment):
             rows.append([run["network"], f"{run['steps']:,}", *cells, *times])
         header = ["network", "steps", "MB after a fifth", "growth after that, MB"]
         header += ["step / SignSGD, first fifth", "last fifth", "ratio"]
-        note = "A step is forward, backward and update, in processor time. Memory is what the process holds."
+        note = "A step is forward, backward and update, in processor time. Memory is the peak of the process."
         return Section([note], [Table(header, rows)])
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")

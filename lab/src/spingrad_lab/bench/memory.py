@@ -66,9 +66,9 @@ def measure(layer: str, method: str) -> dict[str, float]:
     """Peak memory in bytes and seconds of a step of one layer, the second, in this process."""
     for small in QUICK.values():  # what is imported and compiled at first use is not the layer's
         _steps(small, method)
-    before = _peak()
+    before = peak()
     passes, step = _steps({**QUICK, **LAYERS}[layer], method)
-    return {"imported": before, "peak": _peak(), "passes": passes, "step": step}
+    return {"imported": before, "peak": peak(), "passes": passes, "step": step}
 
 
 def _steps(layer: tuple[tuple[int, ...], tuple[int, ...]], method: str) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def _steps(layer: tuple[tuple[int, ...], tuple[int, ...]], method: str) -> tuple
     return between - begin, time.perf_counter() - between
 
 
-def _peak() -> int:
+def peak() -> int:
     """Largest resident size of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import resource
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import pandas as pd
 from spingrad.qpu import Journal, QPUService, ServiceError, StepError
 from spingrad.qpu.calls import calls_for
 from spingrad.testing.sapi.hostile import KINDS, full_server, hostile_server
+from spingrad_lab.bench.memory import peak
 from spingrad_lab.bench.qpu_faults import Numbers, emulator, key_of, solver_at, take
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab, where
@@ -88,9 +88,9 @@ def ask(results: "Connection[Any, Any]", name: str, url: str) -> None:
     else:
         _failure(lambda: QPUService(endpoint="http://127.0.0.1:1"))  # imports all that is needed
         request = lambda: QPUService(endpoint=url, request_timeout=DEADLINE)  # noqa: E731
-    memory, begin = _peak(), time.monotonic()
+    memory, begin = peak(), time.monotonic()
     _failure(request)
-    results.send({"seconds": time.monotonic() - begin, "MB": _peak() - memory})
+    results.send({"seconds": time.monotonic() - begin, "MB": (peak() - memory) / 2**20})
 
 
 def _failure(request: Callable[[], Any]) -> ServiceError | StepError:
@@ -99,11 +99,6 @@ def _failure(request: Callable[[], Any]) -> ServiceError | StepError:
     except (ServiceError, StepError) as error:
         return error
     raise RuntimeError("the request succeeded")
-
-
-def _peak() -> float:
-    """Megabytes of memory that the process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def interrupted(folder: Path, interrupts: int, steps: int) -> Numbers:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Line, read_lines, to_frame
@@ -41,7 +42,7 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
 {% endfor %}</nav>
 {% for part in parts %}
 <h2 id="{{ part.anchor }}">{{ part.experiment.title }}</h2>
-<p class="source">{{ part.experiment.source }} · {{ part.runs }} runs, {{ part.minutes }} processor minutes ·
+<p class="source">{{ part.experiment.source }} · {{ part.runs }}, {{ part.minutes }} minutes ·
 <code>{{ part.command }}</code></p>
 {% for note in part.section.notes %}<p>{{ note|rich }}</p>
 {% endfor %}{% for table in part.section.tables %}{{ drawn(table) }}
@@ -63,7 +64,7 @@ INTRO = (
     "fresh seeds. Intervals are 95 %. A loss is printed like a win."
 )
 # In the first bytes of what we write; a file without its mark is not replaced.
-HTML_MARK, MARKDOWN_MARK, FIGURE_MARK = b"<title>spingrad: ", b"# spingrad: ", b"matplotlib.org"
+HTML_MARK, MARKDOWN_MARK = b"<title>spingrad: ", b"# spingrad: "
 
 
 class Part:
@@ -73,7 +74,7 @@ class Part:
         self.name, self.experiment, self.folder = name, experiment, folder
         self.frame, self.quick = to_frame(lines), bool(lines[0].job["quick"])
         self.section = _shown(experiment, self.frame)
-        self.runs = f"{len(lines):,}"
+        self.runs = "1 run" if len(lines) == 1 else f"{len(lines):,} runs"
         self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
         action = "bench" if folder else "run"
         self.command = f"spingrad-lab {action} {name}{' --quick' if self.quick else ''}"
@@ -85,7 +86,7 @@ def _shown(experiment: Experiment, runs: pd.DataFrame) -> Section:
     try:
         return experiment.show(runs)
     except (LookupError, ValueError) as error:
-        note = f"Unfinished: what is there so far, {len(runs)} runs, cannot be shown yet"
+        note = f"Unfinished: the {len(runs)} runs so far are too few to show"
         return Section([f"{note} ({type(error).__name__}: {error})."], [])
 
 
@@ -116,7 +117,7 @@ def write_report(folder: Path) -> list[Path]:
     for part in parts:
         text.append(f'<a id="{part.anchor}"></a>')
         text.append(section_markdown(part.name, part.experiment, part.section, part.folder))
-        text.append(f"{part.runs} runs, {part.minutes} processor minutes: `{part.command}`")
+        text.append(f"{part.runs}, {part.minutes} minutes: `{part.command}`")
     write_atomically(paths[1], ("\n\n".join(text) + "\n").encode())
     return list(paths)
 
@@ -153,7 +154,7 @@ def section_markdown(name: str, experiment: Experiment, section: Section, below:
 def _write_figures(folder: Path, name: str, section: Section) -> None:
     for figure in section.figures:
         path = folder / _file(name, figure.name)
-        check_own(path, FIGURE_MARK)
+        check_own(path, _figures.MARK)
         write_atomically(path, figure.svg.encode())
 
 
