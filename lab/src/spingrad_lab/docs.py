@@ -26,8 +26,8 @@ from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import read_lines, to_frame
 
-PAGES = ("README.md",)
-PLACE = re.compile(r"<!-- lab: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "lab/README.md", "docs/*.md")
+PLACE = re.compile(r"^<!-- lab: (\S+) -->\n.*?^<!-- end -->", re.DOTALL | re.MULTILINE)
 
 
 def pages(root: Path) -> list[Path]:
