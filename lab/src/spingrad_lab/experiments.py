@@ -17,7 +17,7 @@ from spingrad_lab.bench import (
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
-from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, regimes, step
+from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, networks, regimes, step
 from spingrad_lab.paper import (
     direction,
     embedding,
@@ -59,6 +59,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "annealers": annealers.ANNEALERS,
     "mnist-methods": mnist_methods.MnistMethods(),
     "directions": directions.Directions(),
+    "fully-connected": networks.FULLY,
+    "twenty-epochs": networks.TWENTY_EPOCHS,
+    "cifar": networks.PHOTOGRAPHS,
+    "transformer": networks.TRANSFORMER,
+    "spoken-digits": networks.SPOKEN_DIGITS,
 }
 """In the paper's order; what goes beyond the paper comes last."""
 
