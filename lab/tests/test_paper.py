@@ -10,6 +10,7 @@ from spingrad_lab.comparison import Comparison
 from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 from spingrad_lab.methods import METHODS, NUM_TRIALS, make_solver
 from spingrad_lab.paper.small import LOGISTIC_REGRESSION
+from spingrad_lab.provenance import commit, fingerprint
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Lab, Line, append_line, read_lines, to_frame, where
 from spingrad_lab.trials import Score, best_trial, current_finals
@@ -53,6 +54,8 @@ def test_a_finished_run_is_never_computed_again(tmp_path):
     assert line.metrics == {"square": 9}
     assert line.job == {"seed": 3, "quick": False}
     assert line.versions.keys() == {"spingrad", "torch", "numpy", "python"}
+    assert (line.commit, line.threads, line.revision) == (commit(), 1, 1)
+    assert line.settings == fingerprint(Squares())
 
 
 def test_a_stopped_experiment_goes_on_where_it_was(tmp_path):

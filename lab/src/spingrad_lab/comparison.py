@@ -88,6 +88,11 @@ class Comparison(Experiment):
         baselines.sort(key=lambda m: -self.choose.sign * self._chosen(trials, m).score)
         return [m for m in self.methods if m == OURS or m in baselines[: self.finalists]]
 
+    @property
+    def grids(self) -> dict[str, list[Settings]]:
+        """The settings that are tried, by method."""
+        return {method: self._grid(method) for method in self.methods}
+
     def _grid(self, method: str) -> list[Settings]:
         return self.trials.get(method, METHODS[method].trials)
 
