@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from spingrad_lab.methods import LOGISTIC, METHODS, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Paired, estimate
@@ -13,7 +13,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, ahead, best_trial, current_finals
 
-OURS, CEILING = "QP-SBGD", "real weights, Adam"
+OURS, CEILING = DEFAULT, "real weights, Adam"
 
 
 @dataclass(frozen=True)
