@@ -10,13 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.nn.gcn import BinaryGCNConv
 from spingrad.solvers import BlockDescentSolver
 
+
+class FormerSolver(BlockDescentSolver):
+    """One sweep in layers of more than 32 inputs."""
+
+    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
+        return (8, 8) if problem.num_spins <= 32 else (1, 1)
+
+
 STEPS = 50
 SETTINGS: dict[str, Callable[[Any], QPSBGD]] = {
-    "default": lambda params: QPSBGD(params, lr=3e-3),
+    "default": lambda params: QPSBGD(params, lr=3e-3, rank=8, solver=FormerSolver()),
     # In blocks: version 0.1.0 did not set spin after spin in a step without momentum.
     "momentum=0": lambda params: QPSBGD(
         params, lr=3e-3, momentum=0.0, rank=None, target_rms=1.0, solver=BlockDescentSolver(backend="torch")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from spingrad_lab.methods import LOGISTIC, METHODS, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Paired, estimate
@@ -13,7 +13,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, ahead, best_trial, current_finals
 
-OURS, CEILING = "QP-SBGD", "real weights, Adam"
+OURS, CEILING = DEFAULT, "real weights, Adam"
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ class Comparison(Experiment):
         baselines = [m for m in self.methods if METHODS[m].kind == "baseline"]
         baselines.sort(key=lambda m: -self.choose.sign * self._chosen(trials, m).score)
         return [m for m in self.methods if m == OURS or m in baselines[: self.finalists]]
+
+    @property
+    def grids(self) -> dict[str, list[Settings]]:
+        """The settings that are tried, by method."""
+        return {method: self._grid(method) for method in self.methods}
 
     def _grid(self, method: str) -> list[Settings]:
         return self.trials.get(method, METHODS[method].trials)

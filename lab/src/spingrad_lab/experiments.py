@@ -17,12 +17,13 @@ from spingrad_lab.bench import (
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
-from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, regimes, step
+from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, networks, regimes, step
 from spingrad_lab.paper import (
     direction,
     embedding,
     graphs,
     qubo_evolution,
+    readings,
     rosenbrock,
     sampling,
     small,
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cora": graphs.CORA,
     "pubmed": graphs.PUBMED,
     "direction-test": direction.DIRECTION_TEST,
+    "readings": readings.READINGS,
     "ablation": graphs.ABLATION,
     "energy-histogram": sampling.ENERGY_HISTOGRAM,
     "similarity": sampling.SIMILARITY,
@@ -59,6 +61,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "annealers": annealers.ANNEALERS,
     "mnist-methods": mnist_methods.MnistMethods(),
     "directions": directions.Directions(),
+    "fully-connected": networks.FULLY,
+    "twenty-epochs": networks.TWENTY_EPOCHS,
+    "cifar": networks.PHOTOGRAPHS,
+    "transformer": networks.TRANSFORMER,
+    "spoken-digits": networks.SPOKEN_DIGITS,
 }
 """In the paper's order; what goes beyond the paper comes last."""
 

@@ -3,15 +3,13 @@
 import json
 import multiprocessing
 import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from spingrad._files import append_record, read_records
+from spingrad_lab.provenance import commit, fingerprint, revision, versions
 from spingrad_lab.report.sections import Section
 
 Job = dict[str, Any]
@@ -30,12 +29,30 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """A finished run: its job, what it measured, how long it took, and with what."""
+    """A finished run: its job, what it measured, how long it took, and where it comes from."""
 
     job: Job
     metrics: dict[str, Any]
     seconds: float
     versions: dict[str, str]
+    commit: str = ""
+    """Of the code that computed it (:func:`~spingrad_lab.provenance.commit`). Lines from before commits were
+    noted have the commit that added them to the results."""
+    settings: str = ""
+    """Hash of the experiment's settings; empty in lines from before it was noted."""
+    threads: int = 1
+    """Of torch, when the run began."""
+    revision: int = 1
+    """Of what the job names (:func:`~spingrad_lab.provenance.revision`)."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What all lines of one command have in common."""
+
+    versions: dict[str, str]
+    commit: str
+    settings: str
 
 
 class Experiment(ABC):
@@ -49,6 +66,8 @@ class Experiment(ABC):
     title: str
     source: str
     """Where it is in the paper, or "beyond the paper"."""
+    revision: int = 1
+    """Raised by a change that outdates every line of the experiment."""
 
     @abstractmethod
     def plan(self, lab: "Lab") -> None: ...
@@ -97,7 +116,10 @@ class Lab:
         self.workers = (os.cpu_count() or 1) if workers is None else workers
         self.address, self.tensorboard = address, tensorboard
         self.path = self.folder / f"{name}.jsonl"
-        self.finished = {_key(line.job): line for line in read_lines(self.path)}
+        lines, _ = current_lines(self.path, experiment)
+        self.finished = {_key(line.job): line for line in lines}
+        # Noted now: the checkout may change while long runs go on with the code of now.
+        self.origin = Origin(versions(), commit(), fingerprint(experiment))
 
     def solver_for(self, own: str | None) -> str | None:
         """A method's own solver, or the one asked for in place of the default."""
@@ -120,15 +142,16 @@ class Lab:
     def _compute(self, jobs: list[Job]) -> Iterator[Line]:
         if self.workers == 0 or (len(jobs) <= 1 and self.workers != "ray"):
             with _one_thread():
-                yield from (_timed(self.experiment, job) for job in jobs)
+                yield from (_timed(self.experiment, job, self.origin) for job in jobs)
             return
         if self.workers == "ray":
             from spingrad.distributed.ray import results
 
-            yield from results(_timed, [(self.experiment, job) for job in jobs], self.address)
+            work = [(self.experiment, job, self.origin) for job in jobs]
+            yield from results(_timed, work, self.address)
             return
         pool = _pool(self.workers)
-        futures: list[Future[Line]] = [pool.submit(_timed, self.experiment, job) for job in jobs]
+        futures: list[Future[Line]] = [pool.submit(_timed, self.experiment, job, self.origin) for job in jobs]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -181,23 +204,36 @@ def _key(job: Job) -> str:
     return json.dumps(job, sort_keys=True)
 
 
-def _timed(experiment: Experiment, job: Job) -> Line:
-    begin = time.perf_counter()
+def _timed(experiment: Experiment, job: Job, origin: Origin) -> Line:
+    begin, threads = time.perf_counter(), torch.get_num_threads()
     metrics = experiment.compute(job)
-    versions = {name: version(name) for name in ("spingrad", "torch", "numpy")}
-    versions["python"] = platform.python_version()
-    return Line(job, metrics, round(time.perf_counter() - begin, 3), versions)
+    seconds = round(time.perf_counter() - begin, 3)
+    return Line(
+        job, metrics, seconds, **vars(origin), threads=threads, revision=revision(experiment.revision, job)
+    )
 
 
 def read_lines(path: Path) -> list[Line]:
     """Finished runs on file, which is only read; a last line cut short by a crash is left out."""
-    lines = []
+    lines, names = [], {field.name for field in fields(Line)}
     for number, record in enumerate(read_records(path) if path.exists() else (), 2):
-        try:
-            lines.append(Line(**record))
-        except TypeError as error:
-            raise ValueError(f"{path}, line {number} is not a finished run ({error}); delete it") from None
+        if not isinstance(record, dict) or record.keys() != names:
+            raise ValueError(
+                f"{path}, line {number} is not a finished run: expected an object with exactly "
+                f"{', '.join(sorted(names))}; delete the line"
+            )
+        lines.append(Line(**record))
     return lines
+
+
+def current_lines(path: Path, experiment: Experiment) -> tuple[list[Line], int]:
+    """Finished runs whose revision is the present one, each job once, and the number of the others.
+
+    Of several lines of one job, the last one counts.
+    """
+    lines = read_lines(path)
+    present = [line for line in lines if line.revision == revision(experiment.revision, line.job)]
+    return list({_key(line.job): line for line in present}.values()), len(lines) - len(present)
 
 
 def append_line(path: Path, line: Line) -> None:

@@ -107,7 +107,7 @@ class QPSBGD(Optimizer):
         solver: "Solver | Sampler | None" = None,
         target_rms: TargetRms = "auto",
         momentum: float = 0.9,
-        rank: int | None = 8,
+        rank: int | None = 32,
         rows: Weighting = "uniform",
         clamp: float | None = 1.0,
         seed: int = 0,

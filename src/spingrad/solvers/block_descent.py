@@ -26,11 +26,12 @@ class BlockDescentSolver(Solver):
     Its cost is at most two matrix products, linear in rows, inputs and units. Further sweeps visit the
     spins in the same order and flip each whose flip lowers the energy, so the energy never rises.
 
-    One sweep is right for wide layers, which are almost convex. Small layers are combinatorial: there
-    descent stalls above the optimum, and restarts from random spins help.
+    One or two sweeps are enough for wide layers, which are almost convex. Small layers are combinatorial:
+    there descent stalls above the optimum, and restarts from random spins help.
 
     Args:
-        num_sweeps: Sweeps, the first included. By default 1, or 8 with a fan-in of 32 or less.
+        num_sweeps: Sweeps, the first included. By default 8 with a fan-in of 32 or less; 2 in wider layers
+            with at most 64 rows where numba sets single spins (CPU, single precision); else 1.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 32 or less.
         block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less.
@@ -87,9 +88,12 @@ class BlockDescentSolver(Solver):
         return Solution(problem, G.T)
 
     def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
-        """Sweeps and reads, chosen by the fan-in where not given."""
-        default = 8 if problem.num_spins <= SMALL_FAN_IN else 1
-        return self.num_sweeps or default, self.num_reads or default
+        """Sweeps and reads, chosen by the size of the problem where not given."""
+        if problem.num_spins <= SMALL_FAN_IN:
+            return self.num_sweeps or 8, self.num_reads or 8
+        r = len(problem.rows)
+        cheap = r <= FEW_ROWS and has_kernel(problem.H.T, r, self.backend)
+        return self.num_sweeps or (2 if cheap else 1), self.num_reads or 1
 
     def _block_size(self, problem: BinaryQuadratic, sweeps: int) -> int:
         """How many spins the first sweep sets at once."""

@@ -18,6 +18,7 @@ from spingrad_lab.beyond.candidates import (
     AgainstOverlap,
     Flipping,
     Growing,
+    OneSweep,
     Remembering,
 )
 from spingrad_lab.methods import METHODS, ONE_BATCH, Method, Params, Settings, grid
@@ -70,7 +71,7 @@ def _beside_gains(make: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
 _ADAM, _SIGN = METHODS["BinaryConnect Adam"].make, METHODS["BinaryConnect signSGD"].make
 _ADAM_TRIALS = grid(lr=(1e-4, 3e-4, 1e-3, 2e-3, 4e-3), beta2=(0.99,))
-_LEADING = _step(momentum=0.9, target_rms="auto", rank=8)
+_LEADING = _step(momentum=0.9, target_rms="auto", rank=8, solver=OneSweep())
 _GAIN_TRIALS = grid(lr=(1e-3, 2e-3), loudness=(1.5, 3))
 CANDIDATES = {
     "one batch alone": Candidate("no memory of earlier batches", _step(), _trials(1, 2)),
@@ -413,7 +414,7 @@ _NOTES = (
     "the baselines five: of four learning rates the best was often the lowest) on 12,000 training images "
     "with 2,000 held out, 3 epochs (on the networks of three layers; on the others, those that came to the "
     "finals there, and gains on convolutions); the step of one batch alone (the default until this "
-    "experiment), leading directions (the default since), gains, the best of the others and the baselines "
-    "then train on all images for 3 epochs with five fresh seeds. Batches are shifted by up to one pixel "
-    "each way.",
+    "experiment), leading directions (the default of version 0.1.0), gains, the best of the others and the "
+    "baselines then train on all images for 3 epochs with five fresh seeds. Batches are shifted by up to "
+    "one pixel each way.",
 )

@@ -8,7 +8,7 @@ import pandas as pd
 from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.runs import Experiment, Line, read_lines, to_frame
+from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
 _PAGE = """{% macro drawn(table) %}<table>
 {% if table.caption %}<caption>{{ table.caption|rich }}</caption>
@@ -70,7 +70,9 @@ HTML_MARK, MARKDOWN_MARK = b"<title>spingrad: ", b"# spingrad: "
 class Part:
     """One experiment or benchmark in a report; ``folder`` is that of its runs below the report's."""
 
-    def __init__(self, name: str, experiment: Experiment, lines: list[Line], folder: str = "") -> None:
+    def __init__(
+        self, name: str, experiment: Experiment, lines: list[Line], outdated: int = 0, folder: str = ""
+    ) -> None:
         self.name, self.experiment, self.folder = name, experiment, folder
         self.frame, self.quick = to_frame(lines), bool(lines[0].job["quick"])
         self.section = _shown(experiment, self.frame)
@@ -127,16 +129,18 @@ def _parts(folder: Path) -> list[Part]:
     from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 
     return [
-        Part(name, experiment, lines, below)
+        Part(name, experiment, lines, outdated, below)
         for below, known in (("", EXPERIMENTS), ("bench", BENCHMARKS))
         for name, experiment in known.items()
-        if (lines := read_lines(folder / below / f"{name}.jsonl"))
+        for lines, outdated in [current_lines(folder / below / f"{name}.jsonl", experiment)]
+        if lines
     ]
 
 
 def show(folder: Path, name: str, experiment: Experiment) -> tuple[Section, list[Path]]:
     """What one experiment shows, its figures drawn beside its runs, and where they are."""
-    section = experiment.show(to_frame(read_lines(folder / f"{name}.jsonl")))
+    lines, _ = current_lines(folder / f"{name}.jsonl", experiment)
+    section = experiment.show(to_frame(lines))
     _write_figures(folder, name, section)
     return section, [folder / _file(name, figure.name) for figure in section.figures]
 

@@ -1,10 +1,15 @@
-"""Means with intervals, and paired tests."""
+"""Means with intervals, and tests over the same seeds: of a difference, of equivalence, of many at once."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+
+LEVEL = 0.05
+"""A p-value below this is significant."""
+MARGIN = 0.003
+"""Two accuracies that differ by less are equivalent: 0.3 points."""
 
 
 class Estimate(NamedTuple):
@@ -42,9 +47,12 @@ class Paired(NamedTuple):
 
     difference: Estimate
     p: float
+    holm: float | None = None
+    """The p-value corrected for all tests of its family (see :func:`family`), if it is part of one."""
 
     def __str__(self) -> str:
-        return f"{self.difference.mean:+.4f} ± {self.difference.half:.4f}, p = {self.p:.2g}"
+        named = f"p = {self.p:.2g}" if self.holm is None else f"Holm p = {self.holm:.2g}"
+        return f"{self.difference.mean:+.4f} ± {self.difference.half:.4f}, {named}"
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
@@ -60,6 +68,75 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     if len(differences) < 2 or not differences.std() > 0:  # a t-test needs spread
         return Paired(estimate(list(differences)), 1.0 if not differences.any() else math.nan)
     return Paired(estimate(list(differences)), float(stats.ttest_1samp(differences, 0).pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected by Holm's method, in the order given.
+
+    The probability that any true null hypothesis of the family is rejected stays below the level at which
+    the corrected values are read. A test without a p-value (NaN) stays without one and does not count.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted, highest = list(p_values), 0.0
+    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    for rank, (p, place) in enumerate(order):
+        highest = max(highest, min(1.0, p * (len(order) - rank)))
+        adjusted[place] = highest
+    return adjusted
+
+
+def family(tests: Sequence[Paired]) -> list[Paired]:
+    """The same tests, each with its p-value corrected for all of them by Holm's method."""
+    corrected = holm([test.p for test in tests])
+    return [test._replace(holm=p) for test, p in zip(tests, corrected, strict=True)]
+
+
+def equivalence(first: Sequence[float], second: Sequence[float], margin: float = MARGIN) -> float:
+    """p-value of the hypothesis that the means differ by ``margin`` or more, tested seed by seed.
+
+    Two one-sided paired t-tests; a low value shows that the two are equivalent. A single seed shows nothing
+    (NaN).
+
+    Example:
+        >>> round(equivalence([0.901, 0.899, 0.900, 0.902], [0.900, 0.900, 0.901, 0.901]), 3)
+        0.007
+    """
+    from scipy import stats
+
+    differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    if len(differences) < 2:
+        return math.nan
+    if not differences.std() > 0:  # a t-test needs spread
+        return 0.0 if abs(differences[0]) < margin else 1.0
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    return float(max(above, below))
+
+
+Verdict = Literal["ahead", "behind", "level", "undecided"]
+
+
+def verdict(
+    paired: Paired, adjusted_p: float, equivalence_p: float, higher_is_better: bool = True
+) -> Verdict:
+    """What a comparison shows about the first of its two methods.
+
+    Args:
+        paired: The first method minus the second.
+        adjusted_p: p-value of the difference, corrected for its family (see :func:`holm`).
+        equivalence_p: p-value of their equivalence (see :func:`equivalence`).
+        higher_is_better: False if the score is a loss.
+
+    Returns:
+        ``ahead`` or ``behind`` if the difference is significant after correction, even where it is smaller
+        than the margin; ``level`` if only the equivalence is; ``undecided`` if neither is.
+    """
+    if adjusted_p < LEVEL:
+        return "ahead" if (paired.difference.mean > 0) == higher_is_better else "behind"
+    return "level" if equivalence_p < LEVEL else "undecided"
 
 
 def significant(value: float, digits: int) -> float:

@@ -49,12 +49,11 @@ class Blobs(VectorTask):
 
     def scores(self, model: nn.Module) -> dict[str, float]:
         x, y = self.train
-        best = min(self._loss(torch.tensor(w), x, y) for w in itertools.product((-1.0, 1.0), repeat=3))
+        scale = next(layer.scale for layer in model.modules() if isinstance(layer, BinaryLinear))
+        spins = itertools.product((-1.0, 1.0), repeat=3)
+        best = min(float(loss_of((x @ torch.tensor(own))[:, None] * scale, y)) for own in spins)
         scores = super().scores(model)
         return scores | {"excess": scores["train_loss"] - best}
-
-    def _loss(self, weight: Tensor, x: Tensor, y: Tensor) -> float:
-        return float(loss_of((x @ weight)[:, None] * 3**-0.5, y))
 
     def logistic(self) -> dict[str, float]:
         return super().logistic() | {"excess": float("nan")}
