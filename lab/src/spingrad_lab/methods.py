@@ -130,6 +130,7 @@ class Reading:
         return f"{self.reduction}, {'scaled' if self.scale else 'unscaled'}"
 
 
+USUAL = Reading()
 PAPER_READING = Reading("sum", scale=False)
 """The reading in which the paper's claims hold best (see the experiment ``readings``)."""
 
@@ -146,7 +147,7 @@ class Method:
     """For QP-SBGD, what solves the projection."""
     like: str | None = None
     """Takes the settings chosen for this other method, so that only the solver differs."""
-    reading: Reading = Reading()
+    reading: Reading = USUAL
     """The reading of the paper in which it trains its networks."""
 
 
