@@ -358,6 +358,15 @@ def test_a_model_is_charged_what_its_plan_says(solver):
     assert expected.one_by_one_seconds > 4 * expected.step_seconds
 
 
+def test_the_summary_of_a_plan_counts_the_copies_of_each_unit(chip):
+    small = plan([4, 2], 5, 10, chip=chip, num_reads=100)
+    (call,) = small.calls
+    copies = len(call.units) // 2
+    assert copies > 1
+    assert dict(small.summary())["copies of each unit"] == f"{copies}, read {call.num_reads} times"
+    assert copies * call.num_reads >= 100
+
+
 def test_plans_for_wrong_models_widths_and_topologies_are_refused():
     with pytest.raises(ValueError, match="no binary layers"):
         plan(torch.nn.Linear(2, 2), 1, 1)
