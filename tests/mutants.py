@@ -147,7 +147,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _decides_nothing(node: ast.AST) -> bool:
-    """Imports for type checkers, drawings, ``stacklevel``, ``strict`` of ``zip`` (which checks our own code)."""
+    """Imports for type checkers, drawings, ``stacklevel``, and ``strict`` of ``zip``: it checks our code."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True

@@ -206,6 +206,13 @@ def test_programmed_energies_are_those_of_the_units_when_chains_hold(chip):
         assert ratio[0] > 0
 
 
+def test_a_layout_whose_chains_are_not_coupled_is_refused(chip):
+    one, *others = chip.qubits.tolist()
+    stranger = next(qubit for qubit in others if qubit not in chip.neighbors[one])
+    with pytest.raises(ValueError, match="two chains that no coupler"):
+        Page.of(chip, [[[one], [stranger]]])
+
+
 def test_a_programmed_clique_is_what_dwave_embeds(chip):
     (clique,) = fill(chip, {6: 1})
     page, (problem,) = Page.of(chip, [clique]), random_isings([6])
