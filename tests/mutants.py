@@ -235,7 +235,7 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path, most_seconds: float)
         code = _run(tests, folder, most_seconds)
     finally:
         path.write_bytes(data)
-    return {0: "survived", -signal.SIGKILL: "too slow"}.get(code, "killed")
+    return {0: "survived", 5: "not run", -signal.SIGKILL: "too slow"}.get(code, "killed")
 
 
 def _run(tests: list[str], folder: Path, most_seconds: float) -> int:
@@ -307,6 +307,7 @@ def main() -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     chosen = [*reviewed(clean), *choose(clean, args.count, args.seed, args.modules)]
+    chosen = [*{(m.file, m.end, m.old.strip()): m for m in chosen}.values()]  # no place twice
     for mutant in chosen[:: args.count]:
         if outcome(mutant._replace(new=mutant.old), tests.of(mutant), copy, most_seconds=900) == "killed":
             sys.exit(f"the tests of {mutant.file}, line {mutant.line}, fail without any change")
