@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spingrad import QPSBGD, stop_recording
+from spingrad import QPSBGD, BinaryQuadratic, stop_recording
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
 from spingrad.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver
 
@@ -32,17 +32,24 @@ def grid(**values: Iterable[Any]) -> list[Settings]:
 SOLVER_LABELS = {
     "sign": "sign of the gradient",
     "feedback": "error feedback, 1 sweep",
-    "block": "default",
+    "block": "block descent",
     "annealing": "simulated annealing",
     "exact": "exact",
 }
 """What tables and figures call the solvers that they compare."""
 
 
+class OneSweep(BlockDescentSolver):
+    """The default solver of version 0.1.0: one sweep in layers of more than 32 inputs."""
+
+    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
+        return (8, 8) if problem.num_spins <= 32 else (1, 1)
+
+
 def make_solver(name: str) -> Solver:
     """A solver by name.
 
-    ``block`` (the default solver), ``sweeps`` (five sweeps of it), ``feedback`` (one sweep), ``exact``,
+    ``block`` (the default solver of version 0.1.0), ``sweeps`` (five sweeps of descent), ``feedback`` (one sweep), ``exact``,
     ``sign``, ``annealing`` or ``tabu``.
     """
     if name in ("annealing", "tabu"):
@@ -55,7 +62,7 @@ def make_solver(name: str) -> Solver:
         return BlockDescentSolver(num_sweeps=1, num_reads=1)
     if name == "sweeps":
         return BlockDescentSolver(num_sweeps=5)
-    solvers: dict[str, type[Solver]] = {"block": BlockDescentSolver, "exact": ExactSolver, "sign": SignSolver}
+    solvers: dict[str, type[Solver]] = {"block": OneSweep, "exact": ExactSolver, "sign": SignSolver}
     if name not in solvers:
         raise ValueError(f"solver is block, sweeps, exact, sign, annealing, tabu or feedback, got {name!r}")
     return solvers[name]()
