@@ -14,7 +14,7 @@ from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Line, to_frame
 
 
-@pytest.mark.parametrize("name", networks.ENTRANTS)
+@pytest.mark.parametrize("name", networks.FULLY.entrants)
 def test_every_entrant_trains(name, data_folder):
     task = "mnist, 784-512-512-10, hardtanh"
     job = {"stage": "final", "task": task, "method": name, "settings": {"lr": 1e-3}, "seed": 0, "quick": True}

@@ -49,8 +49,8 @@ class OneSweep(BlockDescentSolver):
 def make_solver(name: str) -> Solver:
     """A solver by name.
 
-    ``block`` (the default solver of version 0.1.0), ``sweeps`` (five sweeps of descent), ``feedback`` (one sweep), ``exact``,
-    ``sign``, ``annealing`` or ``tabu``.
+    ``block`` (the default solver of version 0.1.0), ``sweeps`` (five sweeps of descent), ``feedback`` (one
+    sweep), ``exact``, ``sign``, ``annealing`` or ``tabu``.
     """
     if name in ("annealing", "tabu"):
         from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
