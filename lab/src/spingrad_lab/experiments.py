@@ -19,6 +19,7 @@ from spingrad_lab.bench import (
 from spingrad_lab.bench import step as step_bench
 from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, networks, regimes, step
 from spingrad_lab.paper import (
+    digits,
     direction,
     embedding,
     graphs,
@@ -40,6 +41,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "karate": graphs.KARATE,
     "cora": graphs.CORA,
     "pubmed": graphs.PUBMED,
+    "feature-extraction": digits.FEATURE_EXTRACTION,
+    "classified-digits": digits.CLASSIFIED_DIGITS,
     "direction-test": direction.DIRECTION_TEST,
     "readings": readings.READINGS,
     "ablation": graphs.ABLATION,

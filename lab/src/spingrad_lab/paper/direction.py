@@ -57,7 +57,7 @@ class DirectionTest(Experiment):
     """Each weight's move at each of 55 steps against the sign of the gradient on all training images."""
 
     title = "Do the steps point along the gradient?"
-    source = "appendix, hypothesis test, tables 2 and 3"
+    source = "appendix, hypothesis test, tables 3 and 4"
     lr = 3e-3
     steps = 55
 

@@ -139,6 +139,13 @@ KEY_POINTS = b"spingrad key points 1\n"
 PAIRS = {"0/2": (0, 2), "1/2": (1, 2), "1/7": (1, 7)}
 Keep = Literal["all", "stroke"]
 Centre = Literal["image", "points"]
+DEFINITIONS: dict[str, tuple[Keep, Centre]] = {
+    "all superpixels, centre of the image": ("all", "image"),
+    "all superpixels, centre of the points": ("all", "points"),
+    "those on the stroke, centre of the image": ("stroke", "image"),
+    "those on the stroke, centre of the points": ("stroke", "points"),
+}
+"""What the paper leaves open about its features: which key points count, and what the lines run through."""
 
 
 @cache
@@ -176,6 +183,10 @@ class DigitPair(VectorTask):
     digits: tuple[int, int]
     keep: Keep = "all"
     centre: Centre = "image"
+    num_images: int
+    """How many images there are of both digits, those of the first digit first."""
+    test_rows: Tensor
+    """Which of these are tested on."""
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         points = pair_points(quick)
@@ -186,6 +197,7 @@ class DigitPair(VectorTask):
         if tuning:
             train, test = order[:350], order[350:500]
         self.train, self.test = (x[train], y[train]), (x[test], y[test])
+        self.num_images, self.test_rows = len(x), test
         if quick:
             self.epochs = 2
 
@@ -203,3 +215,15 @@ class Digits12(DigitPair):
 
 class Digits17(DigitPair):
     digits = 1, 7
+
+
+class Stroke02(Digits02):
+    keep, centre = "stroke", "points"
+
+
+class Stroke12(Digits12):
+    keep, centre = "stroke", "points"
+
+
+class Stroke17(Digits17):
+    keep, centre = "stroke", "points"
