@@ -1,4 +1,4 @@
-"""Trains a binary network on scikit-learn's digits with QP-SBGD and three baselines, in under 30 seconds.
+"""Trains a binary network on scikit-learn's digits with QP-SBGD and three baselines.
 
     pip install . scikit-learn
     python examples/quickstart.py

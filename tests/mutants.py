@@ -9,10 +9,10 @@ fails no test has survived. Finished mutants are kept: stop at any time, and the
 
 import argparse
 import ast
+import hashlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -90,7 +90,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(file: Path, source: str) -> list[Mutant]:
-    """Every mutant of a file, without those of its messages, annotations and decorators."""
+    """Every mutant of a file, without those of parts that decide nothing (:func:`_decides_nothing`)."""
     data = source.encode()
     starts = [0]
     for line in data.splitlines(keepends=True):
@@ -142,8 +142,24 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise | ast.JoinedStr):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and not _decides_nothing(child):
                 yield from _code(child)
+
+
+def _decides_nothing(node: ast.AST) -> bool:
+    """Imports for type checkers, drawings, ``stacklevel``, and ``strict`` of ``zip``: it checks our code."""
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+        case ast.keyword(arg="strict" | "stacklevel"):
+            return True
+        case ast.FunctionDef():
+            types = [ast.dump(a.annotation) for a in node.args.args if a.annotation] + [
+                ast.dump(node.returns) if node.returns else ""
+            ]
+            modules = [part.module or "" for part in ast.walk(node) if isinstance(part, ast.ImportFrom)]
+            return any("Axes" in t or "Figure" in t for t in types) or any("matplotlib" in m for m in modules)
+    return False
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -219,7 +235,7 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path, most_seconds: float)
         code = _run(tests, folder, most_seconds)
     finally:
         path.write_bytes(data)
-    return {0: "survived", -signal.SIGKILL: "too slow"}.get(code, "killed")
+    return {0: "survived", 5: "not run", -signal.SIGKILL: "too slow"}.get(code, "killed")
 
 
 def _run(tests: list[str], folder: Path, most_seconds: float) -> int:
@@ -252,15 +268,23 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def choose(root: Path, count: int, seed: int, modules: list[str]) -> list[Mutant]:
-    """``count`` mutants of each module, at random."""
-    chance = random.Random(seed)
+    """``count`` mutants of each module, at random; the choice of a mutant depends on its own line only."""
     chosen: list[Mutant] = []
     for module in modules:
         path = root / LIBRARY / module
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        every = [m for file in files for m in mutants(file.relative_to(root), file.read_text())]
-        chosen += chance.sample(every, min(count, len(every)))
+        every = [drawn for file in files for drawn in _draws(file.relative_to(root), file.read_text(), seed)]
+        chosen += [mutant for _, mutant in sorted(every)[:count]]
     return chosen
+
+
+def _draws(file: Path, source: str, seed: int) -> Iterator[tuple[str, Mutant]]:
+    """Every mutant of a file, with a random number that depends on the seed, its line and its change."""
+    lines, seen = source.splitlines(), Counter[str]()
+    for mutant in mutants(file, source):
+        text = f"{seed} {file} {lines[mutant.line - 1].strip()} {mutant.old!r} {mutant.new!r}"
+        seen[text] += 1
+        yield hashlib.sha256(f"{text} {seen[text]}".encode()).hexdigest(), mutant
 
 
 def main() -> None:
@@ -283,6 +307,7 @@ def main() -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     chosen = [*reviewed(clean), *choose(clean, args.count, args.seed, args.modules)]
+    chosen = [*{(m.file, m.end, m.old.strip()): m for m in chosen}.values()]  # no place twice
     for mutant in chosen[:: args.count]:
         if outcome(mutant._replace(new=mutant.old), tests.of(mutant), copy, most_seconds=900) == "killed":
             sys.exit(f"the tests of {mutant.file}, line {mutant.line}, fail without any change")

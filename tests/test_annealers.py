@@ -246,6 +246,14 @@ def test_no_single_flip_lowers_the_energy_of_a_sample(vartype):
     np.testing.assert_allclose(again.record.energy, samples.record.energy, rtol=1e-9)
 
 
+def test_sampling_leaves_the_model_as_it_is():
+    bqm = random_bqm(5, "BINARY", seed=0)
+    before = bqm.copy()
+    BlockDescentSampler().sample(bqm, seed=0)
+    assert bqm == before
+    assert bqm.vartype is before.vartype
+
+
 def test_equal_seeds_give_equal_samples():
     bqm = random_bqm(30, "SPIN", seed=0)
     first, again, other = (

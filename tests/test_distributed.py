@@ -10,7 +10,11 @@ from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real
 from spingrad.distributed import DistributedQPSBGD, data_parallel
 from spingrad.distributed.agreement import Agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
-from spingrad.solvers import BlockDescentSolver, Solution
+from spingrad.distributed.gather import Gather
+from spingrad.distributed.vote import Vote
+from spingrad.distributed.wire import Wire
+from spingrad.solvers import BlockDescentSolver, SignSolver, Solution
+from spingrad.testing import random_problem
 
 
 def digits(count):
@@ -301,6 +305,78 @@ def test_a_resumed_vote_knows_whose_votes_do_not_count():
     other = Agreement(4, report=False)
     other.load_state_dict(ranks.state_dict())
     assert other.suspects() == []
+
+
+class OneWorker(Wire):
+    """A process group of one worker, without the processes."""
+
+    def __init__(self):
+        self.rank, self.size, self.sent = 0, 1, 0
+
+    def all_gather(self, part):
+        return part[None]
+
+    def all_to_all(self, parts):
+        return parts
+
+    def broadcast_(self, tensor):
+        pass
+
+
+def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypatch):
+    compared = []
+    fingerprints = "spingrad.distributed.optim.fingerprints"
+    monkeypatch.setattr(
+        fingerprints, lambda weights: compared.append(step) or torch.zeros(len([*weights])).long()
+    )
+    for check_every, expected in ((0, {4}), (2, {0, 2, 4}), (3, {0, 3, 4})):
+        model = mlp()
+        optimizer = DistributedQPSBGD(binary_parameters(model), group=OneWorker(), check_every=check_every)
+        compared.clear()
+        for step in range(5):
+            if step == 4:
+                optimizer.load_state_dict(optimizer.state_dict())
+            model(digits(8)[0]).square().mean().backward()
+            optimizer.step()
+        assert set(compared) == expected
+
+
+def test_a_batch_that_is_empty_on_all_workers_is_an_error():
+    model = mlp()
+    optimizer = DistributedQPSBGD(binary_parameters(model), group=OneWorker())
+    model(torch.ones(0, 48)).sum().backward()
+    with pytest.raises(RuntimeError, match="no rows on any rank; the batch was empty"):
+        optimizer.step()
+
+
+def test_gather_solves_64_units_at_a_time_each_block_with_a_seed_of_its_own():
+    class Spy(SignSolver):
+        def solve(self, problem, *, seed=0):
+            seen.append((problem.num_units, seed))
+            return super().solve(problem)
+
+    seen = []
+    problem = random_problem(5, 9, 130, seed=0)
+    solution = Gather(Spy(), OneWorker()).solve(problem)
+    assert torch.equal(solution.spins, SignSolver().solve(problem).spins)
+    assert [units for units, _ in seen] == [64, 64, 2]
+    assert len({seed for _, seed in seen}) == 3
+
+
+def test_the_state_of_the_solver_goes_through_the_vote():
+    class Stateful(SignSolver):
+        spent = 0
+
+        def state_dict(self):
+            return {"spent": self.spent}
+
+        def load_state_dict(self, state):
+            self.spent = state["spent"]
+
+    before, after = Vote(Stateful(), OneWorker()), Vote(Stateful(), OneWorker())
+    before.inner.spent = 7
+    after.load_state_dict(before.state_dict())
+    assert after.inner.spent == 7
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one():

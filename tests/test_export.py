@@ -22,6 +22,12 @@ def batch_norm(size, kind=nn.BatchNorm1d):
     return norm
 
 
+def steep_norm(size):
+    norm = nn.BatchNorm1d(size)
+    nn.init.constant_(norm.weight, 1e12)
+    return norm
+
+
 def mlp():
     return nn.Sequential(BinaryLinear(784, 100), Sign(), BinaryLinear(100, 70), Sign(), BinaryLinear(70, 10))
 
@@ -235,6 +241,16 @@ def test_bits_and_spins_are_inverse():
         (
             lambda: nn.Sequential(BinaryLinear(4, 4), nn.BatchNorm1d(3), Sign(), BinaryLinear(4, 2)),
             "3 features",
+        ),
+        (
+            lambda: nn.Sequential(
+                BinaryLinear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), Sign(), BinaryLinear(4, 2)
+            ),
+            "running mean",
+        ),
+        (
+            lambda: nn.Sequential(BinaryLinear(4, 4), steep_norm(4), nn.Hardtanh(), BinaryLinear(4, 2)),
+            "steep",
         ),
         (lambda: nn.Sequential(BinaryLinear(4, 4), Gain(), Sign(), BinaryLinear(4, 2)), "a factor of nan"),
         (lambda: nn.Sequential(Gain(), BinaryLinear(4, 2)), "shape of one example"),

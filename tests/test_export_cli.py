@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
-from test_export import SIGN_NETWORKS, made
+import torch
+from test_export import SIGN_NETWORKS, convolutional, images, made, mlp
 
 from spingrad.cli import main
 from spingrad.export import PackedModel, pack
+from spingrad.export.report import LayerReport, _chain, _in_floats, _in_int8, example
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -61,6 +64,37 @@ def test_a_report_says_what_every_layer_gains(packed_file, capsys, one_thread):
     assert "whole network" in said
     assert "784 → 100" in said
     assert "int8" in said
+
+
+@pytest.mark.parametrize("network", [mlp, convolutional])
+def test_the_report_times_the_same_network_in_torch(network):
+    packed, x = pack(made(network)), images(20)
+    pairs = zip(packed.stages, packed.flows[:-1], strict=True)
+    in_floats = _chain([_in_floats(stage, flow) for stage, flow in pairs])
+    np.testing.assert_array_equal(
+        in_floats(torch.from_numpy(x).float().view(-1, *packed.shape)), packed.scores(x)
+    )
+
+
+def test_the_report_times_the_same_network_in_int8():
+    packed = pack(made(mlp), kind="spins")
+    x = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (20, 784))
+    in_int8 = _chain([_in_int8(stage) for stage in packed.stages])
+    np.testing.assert_array_equal(in_int8(torch.from_numpy(x)), packed.scores(x))
+
+
+@pytest.mark.parametrize(
+    ("float_ms", "int8_ms", "gain"),
+    [(6.0, 4.0, "2.00 times"), (6.0, None, "3.00 times"), (2.1, 9.0, "size only")],
+)
+def test_the_gain_of_a_layer_is_over_the_faster_of_float32_and_int8(float_ms, int8_ms, gain):
+    assert LayerReport("layer", 1, 1, 1, 1, 2.0, float_ms, int8_ms).gain == gain
+
+
+def test_the_example_of_a_report_is_a_network_of_random_weights():
+    packed = example((20, 30, 3))
+    assert packed.num_weights == 20 * 30 + 30 * 3
+    assert len(np.unique(packed.scores(np.full((1, 20), 9, np.uint8)))) > 1
 
 
 def test_a_command_without_a_checkpoint_is_an_error_that_says_what_to_give(capsys):

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 import tempfile
 import tracemalloc
 from contextlib import contextmanager
@@ -18,6 +19,15 @@ from spingrad.export.packed import KEY, _checksum
 from spingrad.export.stages import Linear, Threshold
 
 pytest.importorskip("safetensors")
+
+
+def test_without_safetensors_saving_and_loading_name_the_extra(monkeypatch, tmp_path):
+    packed, path = pack(made(SIGN_NETWORKS[0])), tmp_path / "net.safetensors"
+    packed.save(path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for work in (packed.to_bytes, lambda: PackedModel.load(path)):
+        with pytest.raises(ImportError, match=r"spingrad\[export\]"):
+            work()
 
 
 def parts(content):

@@ -58,6 +58,12 @@ def test_a_torn_line_may_be_as_long_as_a_line_can_be(filled, monkeypatch):
         read_records(filled)
 
 
+def test_a_record_of_more_than_64_mb_is_refused_before_anything_is_written(path):
+    with pytest.raises(ValueError, match="may have 67108864 bytes"):
+        append_record(path, "x" * 64 * 2**20)
+    assert not path.exists()
+
+
 # Files that are replaced
 
 

@@ -234,11 +234,14 @@ def test_a_compressed_bomb_is_not_inflated(path, event, monkeypatch):
         tracemalloc.stop()
 
 
-def test_an_event_that_is_too_large_is_refused(path):
+def test_an_event_of_more_than_half_the_limit_of_the_database_is_refused(path, monkeypatch):
+    monkeypatch.setattr(journal, "LARGEST", 2**20)
     with closing(Journal(path)) as run:
-        with pytest.raises(ValueError, match="an event may have"):
-            run.keep_layout("large", ["x" * journal.LARGEST])
-        run.keep_layout("small", [])
+        assert run.spent_us == 0
+        with pytest.raises(ValueError, match="an event may have 524288 bytes"):
+            run.keep_layout("too large", ["x" * 2**19])
+        run.keep_layout("largest", ["x" * (2**19 - 100)])
+    assert [*Journal(path, read_only=True).layouts] == ["largest"]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

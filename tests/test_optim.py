@@ -35,6 +35,17 @@ def weights_of(model):
     return [weight.detach().clone() for _, weight in binary_parameters(model)]
 
 
+def test_zero_grad_forgets_the_gradients_and_the_records():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), keep_grad=True)
+    backward(model)
+    assert model[0].weight.grad is not None
+    optimizer.zero_grad()
+    assert model[0].weight.grad is None
+    with pytest.raises(RuntimeError, match="no backward pass has left a record"):
+        optimizer.step()
+
+
 class Spy(Solver):
     """Hands on to the exact solver and remembers what it was asked."""
 

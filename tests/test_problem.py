@@ -183,6 +183,13 @@ def test_wrong_shapes_are_explained():
         BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
 
 
+def test_a_unit_that_is_not_there_is_refused():
+    problem = random_problem(4, 3, 2, seed=0)
+    for unit in (-1, 2):
+        with pytest.raises(ValueError, match="unit is a whole number"):
+            problem.to_ising(unit)
+
+
 def test_parts_are_the_units_in_their_order():
     problem = BinaryQuadratic.least_squares(torch.randn(3, 4), torch.randn(3, 7))
     parts = list(problem.in_parts(3))

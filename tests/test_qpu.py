@@ -206,6 +206,13 @@ def test_programmed_energies_are_those_of_the_units_when_chains_hold(chip):
         assert ratio[0] > 0
 
 
+def test_a_layout_whose_chains_are_not_coupled_is_refused(chip):
+    one, *others = chip.qubits.tolist()
+    stranger = next(qubit for qubit in others if qubit not in chip.neighbors[one])
+    with pytest.raises(ValueError, match="two chains that no coupler"):
+        Page.of(chip, [[[one], [stranger]]])
+
+
 def test_a_programmed_clique_is_what_dwave_embeds(chip):
     (clique,) = fill(chip, {6: 1})
     page, (problem,) = Page.of(chip, [clique]), random_isings([6])
@@ -356,6 +363,15 @@ def test_a_model_is_charged_what_its_plan_says(solver):
     assert solver.sapi.charged_us == pytest.approx(1e6 * expected.run_seconds, rel=1e-2)
     assert len(solver.sapi.ledger()) == 4 * len(expected.calls)
     assert expected.one_by_one_seconds > 4 * expected.step_seconds
+
+
+def test_the_summary_of_a_plan_counts_the_copies_of_each_unit(chip):
+    small = plan([4, 2], 5, 10, chip=chip, num_reads=100)
+    (call,) = small.calls
+    copies = len(call.units) // 2
+    assert copies > 1
+    assert dict(small.summary())["copies of each unit"] == f"{copies}, read {call.num_reads} times"
+    assert copies * call.num_reads >= 100
 
 
 def test_plans_for_wrong_models_widths_and_topologies_are_refused():

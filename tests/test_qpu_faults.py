@@ -30,6 +30,7 @@ from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.qpu import BudgetError, Journal, JournalError, QPUService, QPUSolver, ServiceError, StepError
 from spingrad.qpu.packing import Programmed
 from spingrad.qpu.service import AnswerError, _checked_endpoint, decoded
+from spingrad.qpu.submission import LONGEST_PAUSE, PAUSE, Submission, _Pace
 from spingrad.solvers import SignSolver
 from spingrad.testing import random_problem
 from spingrad.testing.sapi import Sapi
@@ -177,6 +178,36 @@ def test_threads_that_take_the_same_step_share_one_job(sapi, run):
         spins = list(pool.map(lambda _: step(solver), range(4)))
     assert len(sapi.ledger()) == 1
     assert all(torch.equal(own, spins[0]) for own in spins)
+
+
+def test_a_thread_that_waits_for_a_call_goes_on_as_soon_as_the_call_is_over():
+    submission, until = Submission(None, None), time.monotonic() + 60
+    entered = threading.Event()
+
+    def second():
+        with submission.alone("call", until, threading.Event()):
+            entered.set()
+
+    with submission.alone("call", until, threading.Event()):
+        threading.Thread(target=second, daemon=True).start()
+        assert not entered.wait(0.1)
+    assert entered.wait(10)
+
+
+def test_pauses_between_requests_grow_and_include_the_time_of_the_request():
+    class Waits(threading.Event):
+        def wait(self, seconds):
+            waited.append(seconds)
+
+    waited = []
+    pace = _Pace(time.monotonic() + 1000, Waits(), "a call", PAUSE)
+    for _ in range(15):
+        pace.wait(ServiceError("busy"))
+    assert waited[:3] == pytest.approx([PAUSE, 1.5 * PAUSE, 2.25 * PAUSE], abs=0.1)
+    assert waited[-1] == pytest.approx(LONGEST_PAUSE, abs=0.1)
+    pace.last -= 8.0  # the request took eight seconds
+    pace.wait(ServiceError("busy"))
+    assert waited[-1] == pytest.approx(LONGEST_PAUSE - 8.0, abs=0.1)
 
 
 def test_a_job_still_queued_at_the_deadline_is_kept_and_picked_up_later(sapi, run):

@@ -22,6 +22,7 @@ from spingrad.solvers import (
     Solver,
     derive_seed,
 )
+from spingrad.solvers.block_descent import _compression_pays
 from spingrad.testing import check_solver, random_problem
 
 SOLVERS = {
@@ -247,6 +248,16 @@ def test_tall_problems_give_the_same_spins_with_and_without_compression():
     torch.testing.assert_close(solver.solve(problem).energy, compressed.energy)
 
 
+def test_rows_are_compressed_only_where_that_saves_more_than_it_costs():
+    def pays(rows, units, sweeps):
+        return _compression_pays(random_problem(rows, 50, units, seed=0), sweeps)
+
+    assert pays(200, units=100, sweeps=8)
+    assert not pays(200, units=1, sweeps=8)  # one unit saves less than a factorisation costs
+    assert not pays(51, units=100, sweeps=1)  # one row less saves hardly anything
+    assert not pays(50, units=1000, sweeps=100)  # nothing to save
+
+
 @given(st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_orthonormal_z_reduces_to_the_sign_of_the_gradient(seed):
@@ -305,6 +316,8 @@ def test_wrong_arguments_are_explained():
         BlockDescentSolver(num_sweeps=0)
     with pytest.raises(ValueError, match='"auto", "numba" or "torch", got \'cuda\''):
         BlockDescentSolver(backend="cuda")
+    with pytest.raises(ValueError, match="max_nodes is a whole number of at least 1"):
+        ExactSolver(max_nodes=0)
     with pytest.raises(ValueError, match="positive number of seconds, got -1"):
         ExactSolver(time_limit=-1)
     with pytest.raises(TypeError, match="pass an instance"):

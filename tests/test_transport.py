@@ -53,6 +53,16 @@ def wait_for_requests():
         time.sleep(0.01)
 
 
+def test_a_request_that_another_thread_aborts_does_not_wait_for_its_work():
+    connection, over, cleaned = transport.Connection(), threading.Event(), threading.Event()
+    threading.Timer(0.1, connection.abort).start()
+    begin = time.monotonic()
+    assert not connection.run(lambda: over.wait() and None, PATIENCE, cleaned.set)
+    assert time.monotonic() - begin < 0.5 * PATIENCE
+    over.set()
+    assert cleaned.wait(PATIENCE)
+
+
 def test_every_request_ends_whatever_the_server_does():
     def case(kind, scheme):
         with hostile_server(kind) as port:

@@ -51,6 +51,7 @@ def test_a_wrong_argument_ends_with_exit_code_2(arguments, tmp_path, monkeypatch
     ("arguments", "says"),
     [
         (["report", "none"], "holds no finished runs"),
+        (["docs", "none"], "expected a checkout of spingrad, got none"),
         (["run", "karate", "--out", "file/below"], "Not a directory"),
         (["bench", "step", "--device", "cuda:999"], "--device cuda:999 cannot be used on this machine"),
         (["bench", "step", "--beside", "."], "is no checkout of this project"),

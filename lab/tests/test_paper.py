@@ -174,7 +174,7 @@ def test_the_verdict_compares_with_the_best_baseline_over_the_same_seeds():
     assert "-0.2000" in verdict
 
 
-@pytest.mark.parametrize("name", ["block", "exact", "sign", "annealing", "tabu", "feedback"])
+@pytest.mark.parametrize("name", ["block", "sweeps", "exact", "sign", "annealing", "tabu", "feedback"])
 def test_solvers_have_names(name):
     assert make_solver(name).solve is not None
 
@@ -182,7 +182,10 @@ def test_solvers_have_names(name):
 def test_an_unknown_solver_or_experiment_is_refused_before_any_run(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["run", "karate", "--solver", "x", "--out", str(tmp_path)])
-    assert "--solver is block, exact, sign, annealing, tabu or feedback, got 'x'" in capsys.readouterr().err
+    assert (
+        "--solver is block, sweeps, exact, sign, annealing, tabu or feedback, got 'x'"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit, match="2"):
         main(["run", "nothing", "--out", str(tmp_path)])
     assert "no experiment 'nothing'; choose from: all, logistic" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command ``spingrad-lab``: list and run experiments, run benchmarks, write the report."""
+"""The command ``spingrad-lab``: list and run experiments, run benchmarks, write the report and the docs."""
 
 import argparse
 import re
@@ -63,6 +63,15 @@ def _parser() -> Parser:
     )
     report.add_argument("folder", nargs="?", type=folder, default=RESULTS, metavar="DIR", help="%(default)s")
     report.set_defaults(command=_report)
+
+    docs = actions.add_parser(
+        "docs",
+        help="print the measured numbers in README and docs again",
+        description="Print every table of README and docs that stands between <!-- lab: NAME --> and "
+        "<!-- end --> again, from the runs in lab/results of a checkout; nothing is run.",
+    )
+    docs.add_argument("root", nargs="?", type=folder, default=Path("."), metavar="DIR", help="the checkout")
+    docs.set_defaults(command=_docs)
 
     bench = actions.add_parser(
         "bench",
@@ -197,4 +206,11 @@ def _report(args: argparse.Namespace) -> None:
     from spingrad_lab.report.page import write_report
 
     for path in write_report(args.folder):
+        print(path)
+
+
+def _docs(args: argparse.Namespace) -> None:
+    from spingrad_lab.docs import rewrite
+
+    for path in rewrite(args.root):
         print(path)

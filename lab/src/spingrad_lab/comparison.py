@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spingrad_lab.methods import LOGISTIC, METHODS, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Duel, estimate, judged
@@ -15,7 +15,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, best_trial, current_finals, matched
 
-OURS, CONTROL = "QP-SBGD", "real weights, Adam"
+OURS, CONTROL = DEFAULT, "real weights, Adam"
 MIN_POINTS = 4
 """Of a curve; fewer would be joined by straight lines that nobody has measured."""
 
@@ -218,7 +218,7 @@ class Comparison(Experiment):
         ends = {m: score.sign * float(np.mean([run[-1] for run in runs])) for m, (_, runs) in series.items()}
         baselines = [m for m in series if m in METHODS and METHODS[m].kind == "baseline"]
         best = sorted(baselines, key=lambda m: -ends[m])[:2]
-        named = [m for m in (OURS, "QP-SBGD as published", *best, CONTROL) if m in series]
+        named = [m for m in (OURS, PUBLISHED, *best, CONTROL) if m in series]
         return figures.Panel(series, levels, named, score.higher_is_better)
 
     def _figure(self, panels: dict[str, figures.Panel]) -> Figure:

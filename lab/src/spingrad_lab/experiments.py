@@ -19,10 +19,12 @@ from spingrad_lab.bench import (
 from spingrad_lab.bench import step as step_bench
 from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, networks, regimes, step
 from spingrad_lab.paper import (
+    digits,
     direction,
     embedding,
     graphs,
     qubo_evolution,
+    readings,
     rosenbrock,
     sampling,
     small,
@@ -39,7 +41,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "karate": graphs.KARATE,
     "cora": graphs.CORA,
     "pubmed": graphs.PUBMED,
+    "feature-extraction": digits.FEATURE_EXTRACTION,
+    "classified-digits": digits.CLASSIFIED_DIGITS,
     "direction-test": direction.DIRECTION_TEST,
+    "readings": readings.READINGS,
     "ablation": graphs.ABLATION,
     "energy-histogram": sampling.ENERGY_HISTOGRAM,
     "similarity": sampling.SIMILARITY,

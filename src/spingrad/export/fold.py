@@ -190,7 +190,7 @@ class _Folding:
             raise ValueError("BatchNorm must follow a binary layer, and only once")
         if self.gain != 1:
             raise ValueError("a layer may be followed by BatchNorm or Gain, not both")
-        if norm.running_mean is None or norm.running_var is None:
+        if norm.running_mean is None:
             raise ValueError("needs a running mean and variance (track_running_stats=True)")
         if norm.num_features != self.flow.shape[0]:
             raise ValueError(f"has {norm.num_features} features after a layer of {self.flow.shape[0]} units")

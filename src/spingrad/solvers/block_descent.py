@@ -68,7 +68,7 @@ class BlockDescentSolver(Solver):
 
     @classmethod
     def accurate(cls) -> "BlockDescentSolver":
-        """Many restarts, for layers of up to 64 inputs: on average within 0.1 % of the optimum there."""
+        """Many restarts, for layers of up to 64 inputs: slower, with energies at or close to the optimum."""
         return cls(num_sweeps=8, num_reads=64)
 
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:

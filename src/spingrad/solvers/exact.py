@@ -89,7 +89,7 @@ class ExactSolver(Solver):
             radius = (target - L.T @ best).square().sum() + shifts[j] * (best.square() - 1).sum()
             choice = values[order], prices, counts[order]
             nodes[j], proved[j] = self._decode(
-                (L.T.contiguous(), target, *choice, best), float(radius) * (1 + 1e-12), deadline
+                (L.T.contiguous(), target, *choice, best), float(radius), deadline
             )
             found[order, j] = best
         if not alone:

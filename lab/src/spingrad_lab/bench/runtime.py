@@ -13,6 +13,7 @@ from spingrad.optim.functional import problem_of
 from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench.timing import exponent, larger_half, processor_seconds
+from spingrad_lab.methods import ALL_DIRECTIONS
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
@@ -81,7 +82,7 @@ class Runtime(Experiment):
             steps = min(total, TIMED_STEPS) if job["solver"] in SAMPLED else total
             steps = min(steps, 5) if job["quick"] else steps
             ours = {"lr": 3e-3, "solver": job["solver"]}
-            own = train_seconds(task, "QP-SBGD", ours, steps, job["seed"])
+            own = train_seconds(task, ALL_DIRECTIONS, ours, steps, job["seed"])
             unit = train_seconds(
                 task, "BinaryConnect signSGD", {"lr": 1e-3, "momentum": 0}, total, job["seed"]
             )
@@ -178,10 +179,10 @@ _GROWTH_CAPTION = (
     "larger half of the sizes, and the dashed line of slope 2 is drawn through the last point."
 )
 _NOTES = (
-    "A complete training run of each task with its own number of steps, with QP-SBGD's step of one batch "
-    "(`target_rms` 1, no momentum, all directions), without scoring; drawing batches is included. "
-    "Each run has one thread, and signSGD runs on the same "
-    "task in the same process. All layers here have at most 20 inputs, so that the exact solver can do them. "
+    "A complete training run of each task with its own number of steps, with *QP-SBGD, all "
+    "directions* (`target_rms` 1, no momentum: not the default), without scoring; drawing batches is "
+    "included. Each run has one thread, and signSGD runs on the same task in the same process. "
+    "All layers here have at most 20 inputs, so that the exact solver can do them. "
     "Tabu search takes 5 ms for every unit, whatever its size.",
     "The paper's times are of other hardware and software, and it does not say how many runs or which solver "
     "they cover: they are orders of magnitude. It puts the six hours with D-Wave down to minor embedding, "

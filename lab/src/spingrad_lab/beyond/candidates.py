@@ -13,16 +13,8 @@ from spingrad.optim.functional import problem_of
 from spingrad.optim.qpsbgd import Layer
 from spingrad.rows import DenseRows
 from spingrad.scaling import overlap
-from spingrad.solvers import BlockDescentSolver
 
 Posed = tuple[list[BinaryQuadratic], Tensor | None]
-
-
-class OneSweep(BlockDescentSolver):
-    """The default solver of version 0.1.0: one sweep in layers of more than 32 inputs."""
-
-    def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
-        return (8, 8) if problem.num_spins <= 32 else (1, 1)
 
 
 class Remembering(QPSBGD):

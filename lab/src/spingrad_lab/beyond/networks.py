@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from spingrad import QPSBGD
 from spingrad.baselines import BinaryConnect, SignSGD
-from spingrad_lab.methods import Method, Params, Settings
+from spingrad.solvers import BlockDescentSolver
+from spingrad_lab.methods import DEFAULT, PAPER_READING, PUBLISHED, USUAL, Method, Params, Reading, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Paired, equivalence, estimate, family, verdict
@@ -22,7 +23,6 @@ from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, ahead, best_trial,
 
 RATES = tuple(float(f"{10 ** (2 * k / 3 - 5):.3g}") for k in range(7))
 """Learning rates over four decades, for steps that move a weight by about the learning rate."""
-DEFAULT = "QP-SBGD"
 
 
 def _adam(params: Params, seed: int, lr: float) -> Optimizer:
@@ -53,6 +53,10 @@ def _sign_of_foof(params: Params, seed: int, lr: float) -> Optimizer:
     return QPSBGD(params, lr, rank=None, solver=FOOF(), seed=seed)
 
 
+def _published(params: Params, seed: int, lr: float) -> Optimizer:
+    return QPSBGD.as_published(params, lr, solver=BlockDescentSolver(num_sweeps=5), seed=seed)
+
+
 @dataclass(frozen=True)
 class Entrant:
     """How the binary weights are trained, and what stands behind each binary layer."""
@@ -60,6 +64,7 @@ class Entrant:
     make: Callable[..., Optimizer]
     colour: str
     norm: Norm = "none"
+    reading: Reading = USUAL
 
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
@@ -76,8 +81,8 @@ ENTRANTS = {
     name if norm == "none" else f"{name}, {norm}": Entrant(make, colour, norm)
     for norm in _NORMS
     for name, (make, colour) in _OPTIMIZERS.items()
-}
-WITHOUT = tuple(_OPTIMIZERS)
+} | {PUBLISHED: Entrant(_published, figures.BLACK, reading=PAPER_READING)}
+WITHOUT = (*_OPTIMIZERS, PUBLISHED)
 WITH = tuple(f"{name}, BatchNorm" for name in _OPTIMIZERS)
 TASKS: dict[str, type[Built]] = {**FULLY_CONNECTED, **LONG, **CIFAR, **TEXT, **SPEECH}
 LOSS = Score("test_loss", "test loss", higher_is_better=False)
@@ -131,7 +136,9 @@ class Contest(Experiment):
         with seeded(job["seed"]):
             task = TASKS[job["task"]](job["seed"], job["stage"] == "trial", job["quick"])
             task.normalisation = entrant.norm
-            scores = train(task, Method(entrant.make, []), job["settings"], job["seed"])
+            scores = train(
+                task, Method(entrant.make, [], reading=entrant.reading), job["settings"], job["seed"]
+            )
             return {name: value for name, value in scores.items() if name.startswith("test")}
 
     def show(self, runs: pd.DataFrame) -> Section:
@@ -232,7 +239,7 @@ TWENTY_EPOCHS = Contest(
 PHOTOGRAPHS = Contest(
     title="CIFAR-10",
     tasks=tuple(CIFAR),
-    entrants=(*WITH, "QP-SBGD, Gain", "Adam, Gain", "QP-SBGD", "Adam"),
+    entrants=(*WITH, "QP-SBGD, Gain", "Adam, Gain", "QP-SBGD", "Adam", PUBLISHED),
     seeds=3,
     ours="QP-SBGD, BatchNorm",
     notes=(

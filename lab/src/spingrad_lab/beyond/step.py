@@ -18,10 +18,9 @@ from spingrad_lab.beyond.candidates import (
     AgainstOverlap,
     Flipping,
     Growing,
-    OneSweep,
     Remembering,
 )
-from spingrad_lab.methods import METHODS, ONE_BATCH, Method, Params, Settings, grid
+from spingrad_lab.methods import METHODS, ONE_BATCH, Method, OneSweep, Params, Settings, grid
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import estimate, paired

@@ -32,12 +32,12 @@ TIE = 1e-9
 """Values closer than this, as a fraction of their spread or size, are the same."""
 
 SETTING = (
-    "Network 16-4-2 on MNIST digits 1 and 2, trained by QP-SBGD (one batch at a time, in all directions); "
-    "the problem is the first layer's (16 spins), before updates 0 to 50. The *same* records are posed as "
-    "published (normalised rows, the gradient as target) and with our scales (uniform rows, target of root "
-    "mean square 1), so that only the posing differs. At each update it is the unit of largest gradient that "
-    "is shown: of four units, those with two equal outgoing weights have none. Outputs are divided by "
-    "√fan-in, as in *mnist-pairs*."
+    "Network 16-4-2 on MNIST digits 1 and 2, trained by *QP-SBGD, all directions* (one batch at a time, "
+    "without momentum: not the default); the problem is the first layer's (16 spins), before updates 0 to "
+    "50. The *same* records are posed as published (normalised rows, the gradient as target) and with our "
+    "scales (uniform rows, target of root mean square 1), so that only the posing differs. At each "
+    "update it is the unit of largest gradient that is shown: of four units, those with two equal outgoing "
+    "weights have none. Outputs are divided by √fan-in, as in *mnist-pairs*."
 )
 
 
@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
 
 
 def snapshots(task: VectorTask, seed: int) -> Iterator[Snapshot]:
-    """Train a task's network with QP-SBGD without end; its first layer's problem before every update."""
+    """Train a task's network without end, by ``ONE_BATCH``; its first layer's problem before every update."""
     network = task.network()
     first = next(module for module in network.modules() if isinstance(module, BinaryLinear))
     optimizer = QPSBGD(binary_parameters(network), seed=seed, **ONE_BATCH)

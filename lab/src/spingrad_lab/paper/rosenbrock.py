@@ -21,7 +21,7 @@ from spingrad_lab.report.statistics import significant
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, as_settings, best_trial
 
-PUBLISHED, OURS = "QP-SBGD as published", "QP-SBGD"
+PUBLISHED, OURS = "QP-SBGD as published", "QP-SBGD, all directions"
 SIGN_OF_ROWS, SIGN_SGD = "signSGD, normalised rows", "signSGD"
 SGD, ADAM = "gradient descent", "Adam"
 SPIN_METHODS = (PUBLISHED, OURS, SIGN_OF_ROWS, SIGN_SGD)
@@ -231,8 +231,9 @@ _NOTES = (
     "The paper gives neither the dimension of its Rosenbrock runs nor how their variables are read. Our "
     "reading: the residuals `y` of the function (`10 (x_{i+1} − x_i²)` and `1 − x_i`, with `E = ‖y‖²`) are "
     "the outputs, their Jacobian gives the rows of `Z`, and `x ← x − α G` takes the spins `G` nearest to "
-    "`∂E/∂y`, with real variables. *As published* has normalised rows and the gradient as it is; *QP-SBGD* "
-    f"is ours, with uniform rows and the target in reach (both solved exactly up to d = {EXACT_UP_TO}). "
+    "`∂E/∂y`, with real variables. *As published* has normalised rows and the gradient as it is; *all "
+    f"directions* is ours, with uniform rows and the target in reach (both solved exactly up to "
+    f"d = {EXACT_UP_TO}). "
     "*signSGD, normalised rows* is the sign of the linear term of the published problem: its rows without "
     "the projection.",
     "Every method had six learning rates on starts of their own, chosen by the mean logarithm of the last "

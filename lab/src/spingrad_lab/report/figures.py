@@ -40,8 +40,12 @@ Curves = tuple[Sequence[float], Sequence[Sequence[float]]]
 STYLES = {
     "QP-SBGD": (VERMILION, "-"),
     "QP-SBGD, exact": (VERMILION, "--"),
+    "QP-SBGD, all directions": (YELLOW, "-"),
+    "QP-SBGD, all directions, exact": (YELLOW, "--"),
     "QP-SBGD as published": (PURPLE, "-"),
     "QP-SBGD as published, exact": (PURPLE, "--"),
+    "QP-SBGD as published, mean loss, scaled layers": (PURPLE, ":"),
+    "QP-SBGD as published, mean loss, scaled layers, exact": (PURPLE, "-."),
     "BinaryConnect SGD": (SKY, "-"),
     "BinaryConnect signSGD": (BLUE, "-"),
     "BinaryConnect Adam": (GREEN, "-"),

@@ -49,12 +49,11 @@ class Blobs(VectorTask):
 
     def scores(self, model: nn.Module) -> dict[str, float]:
         x, y = self.train
-        best = min(self._loss(torch.tensor(w), x, y) for w in itertools.product((-1.0, 1.0), repeat=3))
+        scale = next(layer.scale for layer in model.modules() if isinstance(layer, BinaryLinear))
+        spins = itertools.product((-1.0, 1.0), repeat=3)
+        best = min(float(loss_of((x @ torch.tensor(own))[:, None] * scale, y)) for own in spins)
         scores = super().scores(model)
         return scores | {"excess": scores["train_loss"] - best}
-
-    def _loss(self, weight: Tensor, x: Tensor, y: Tensor) -> float:
-        return float(loss_of((x @ weight)[:, None] * 3**-0.5, y))
 
     def logistic(self) -> dict[str, float]:
         return super().logistic() | {"excess": float("nan")}
@@ -140,6 +139,13 @@ KEY_POINTS = b"spingrad key points 1\n"
 PAIRS = {"0/2": (0, 2), "1/2": (1, 2), "1/7": (1, 7)}
 Keep = Literal["all", "stroke"]
 Centre = Literal["image", "points"]
+DEFINITIONS: dict[str, tuple[Keep, Centre]] = {
+    "all superpixels, centre of the image": ("all", "image"),
+    "all superpixels, centre of the points": ("all", "points"),
+    "those on the stroke, centre of the image": ("stroke", "image"),
+    "those on the stroke, centre of the points": ("stroke", "points"),
+}
+"""What the paper leaves open about its features: which key points count, and what the lines run through."""
 
 
 @cache
@@ -177,6 +183,10 @@ class DigitPair(VectorTask):
     digits: tuple[int, int]
     keep: Keep = "all"
     centre: Centre = "image"
+    num_images: int
+    """How many images there are of both digits, those of the first digit first."""
+    test_rows: Tensor
+    """Which of these are tested on."""
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         points = pair_points(quick)
@@ -187,6 +197,7 @@ class DigitPair(VectorTask):
         if tuning:
             train, test = order[:350], order[350:500]
         self.train, self.test = (x[train], y[train]), (x[test], y[test])
+        self.num_images, self.test_rows = len(x), test
         if quick:
             self.epochs = 2
 
@@ -204,3 +215,15 @@ class Digits12(DigitPair):
 
 class Digits17(DigitPair):
     digits = 1, 7
+
+
+class Stroke02(Digits02):
+    keep, centre = "stroke", "points"
+
+
+class Stroke12(Digits12):
+    keep, centre = "stroke", "points"
+
+
+class Stroke17(Digits17):
+    keep, centre = "stroke", "points"

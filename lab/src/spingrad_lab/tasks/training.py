@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spingrad import binary_parameters, real_parameters
+from spingrad import BinaryLayer, binary_parameters, real_parameters
 from spingrad.baselines import ProxQuant
-from spingrad_lab.methods import METHODS, Method, Settings
+from spingrad_lab.methods import METHODS, Method, Reading, Settings
+
+Loss = Callable[[Any], Tensor]
+"""The loss of a batch, as a function of a network or of a function that computes as one."""
 
 
 class Task(ABC):
@@ -100,18 +103,47 @@ def accuracy_of(out: Tensor, y: Tensor) -> float:
     return float((predicted == y).float().mean())
 
 
+def as_read(network: nn.Module, reading: Reading) -> nn.Module:
+    """The network, with layers that divide their outputs by √fan-in or do not."""
+    if not reading.scale:
+        for layer in network.modules():
+            if isinstance(layer, BinaryLayer):
+                layer.scale = 1.0
+    return network
+
+
+def loss_as_read(loss: Loss, reading: Reading) -> Loss:
+    """The loss of a batch: as it is, which is a mean over rows, or their sum."""
+
+    def total(network: nn.Module) -> Tensor:
+        counts = []
+
+        def counted(*inputs: Tensor) -> Tensor:
+            out: Tensor = network(*inputs)
+            counts.append(len(out))
+            return out
+
+        return loss(counted) * sum(counts)
+
+    return loss if reading.reduction == "mean" else total
+
+
 def endless_batches(task: Task) -> Iterator[Callable[[nn.Module], Tensor]]:
     """The losses of one epoch after another."""
     while True:
         yield from task.batches()
 
 
+def known(method: str | Method) -> Method:
+    """A method by its name, or as it is."""
+    return METHODS[method] if isinstance(method, str) else method
+
+
 def optimizers(
     network: nn.Module, task: Task, method: str | Method, settings: Settings, seed: int
 ) -> list[torch.optim.Optimizer]:
     """The method's for the binary weights, and Adam for the real-valued parameters if there are any."""
-    known = METHODS[method] if isinstance(method, str) else method
-    found = [known.make(binary_parameters(network), seed=seed, **settings)]
+    found = [known(method).make(binary_parameters(network), seed=seed, **settings)]
     if real := [p for _, p in real_parameters(network)]:
         found.append(torch.optim.Adam(real, lr=task.encoder_lr))
     return found
@@ -130,9 +162,12 @@ def take_step(
 def train(task: Task, method: str | Method, settings: Settings, seed: int, watch: int = 0) -> dict[str, Any]:
     """Train a network from scratch; the scores at the end and, if asked, along the way.
 
-    Binary weights go to the method, real-valued parameters to Adam; both learning rates follow a cosine.
+    Binary weights go to the method, real-valued parameters to Adam; both learning rates follow a cosine. The
+    scores are those of the network in the method's reading: a loss of unscaled layers is not comparable with
+    that of scaled ones, an accuracy is.
     """
-    network = task.network()
+    reading = known(method).reading
+    network = as_read(task.network(), reading)
     steppers = optimizers(network, task, method, settings, seed)
     total = task.epochs * sum(1 for _ in task.batches())
     cosine = [torch.optim.lr_scheduler.CosineAnnealingLR(s, T_max=total) for s in steppers]
@@ -142,7 +177,7 @@ def train(task: Task, method: str | Method, settings: Settings, seed: int, watch
     for epoch in range(1, task.epochs + 1):
         network.train()
         for loss in task.batches():
-            take_step(network, loss, steppers)
+            take_step(network, loss_as_read(loss, reading), steppers)
             for schedule in cosine:
                 schedule.step()
         if epoch in moments:

@@ -1,0 +1,160 @@
+"""Measured numbers in README and docs: every one is printed from the lines in ``lab/results``.
+
+A place in a Markdown page is marked by two comments, which are not shown. What stands between them is printed
+by the function of :data:`PLACES` with that name; ``spingrad-lab docs`` writes it again, and a test compares.
+
+.. code-block:: markdown
+
+    <!-- lab: kills -->
+    | network | processes | killed |
+    …
+    <!-- end -->
+
+To add a number: write a function, give it a name in ``PLACES``, put the two comments into the page, and run
+``spingrad-lab docs``. ``tests/test_docs.py`` fails on numbers that look measured and stand elsewhere, except
+those in its list.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from spingrad._files import write_atomically
+from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.runs import read_lines, to_frame
+
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "lab/README.md", "docs/*.md")
+PLACE = re.compile(r"^<!-- lab: (\S+) -->\n.*?^<!-- end -->", re.DOTALL | re.MULTILINE)
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages of a checkout that may hold measured numbers."""
+    return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
+
+
+def rewrite(root: Path) -> list[Path]:
+    """Print every place of every page of a checkout again; the pages that have changed."""
+    if not (root / "lab/results").is_dir():
+        raise FileNotFoundError(
+            f"expected a checkout of spingrad, got {root}, which has no folder lab/results"
+        )
+    results, changed = Results(root / "lab/results"), []
+    for path in pages(root):
+        text = path.read_text(encoding="utf-8")
+        new = filled(text, results)
+        if new != text:
+            write_atomically(path, new.encode())
+            changed.append(path)
+    return changed
+
+
+def filled(text: str, results: "Results") -> str:
+    """A page with what its places should hold."""
+
+    def printed(place: re.Match[str]) -> str:
+        name = place[1]
+        if name not in PLACES:
+            raise ValueError(f"expected the name of a place ({', '.join(PLACES)}), got {name!r}")
+        return f"<!-- lab: {name} -->\n\n{PLACES[name](results)}\n\n<!-- end -->"
+
+    return PLACE.sub(printed, text)
+
+
+class Results:
+    """What the experiments and benchmarks show of the lines in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.section = cache(self._section)
+
+    def _section(self, name: str) -> Section:
+        experiment = BENCHMARKS[name[6:]] if name.startswith("bench/") else EXPERIMENTS[name]
+        return experiment.show(to_frame(read_lines(self.folder / f"{name}.jsonl")))
+
+    def table(self, name: str, caption: str = "", column: str = "") -> Table:
+        """The first table of an experiment, or of ``bench/NAME``, with this caption and this column."""
+        tables = self.section(name).tables
+        for table in tables:
+            if caption in table.caption and (not column or column in table.header):
+                return table
+        wanted = f"a table of {name} with {caption!r} in its caption and the column {column!r}"
+        raise ValueError(f"expected {wanted}, got {[(table.caption, table.header) for table in tables]}")
+
+
+Print = Callable[[Results], str]
+
+
+def _table(name: str, caption: str = "", column: str = "", *, without: str = "") -> Print:
+    """A table as the report has it, without one of its columns."""
+
+    def printed(results: Results) -> str:
+        table = results.table(name, caption, column)
+        kept = [place for place, header in enumerate(table.header) if header != without]
+        header, *rows = [[row[place] for place in kept] for row in (table.header, *table.rows)]
+        return Table(header, rows, table.caption).to_markdown()
+
+    return printed
+
+
+def _step_finals(*shapes: str) -> Print:
+    """The final runs of the experiment ``step``: a row for each network, a column for each method."""
+    left_out = "one batch alone", "best of the others", "which they are"
+
+    def printed(results: Results) -> str:
+        columns: dict[str, list[str]] = {"network": []}
+        for shape in shapes:
+            table = results.table("step", f"{shape}: test accuracy")
+            columns["network"] += [f"{shape}, {place}" for place in table.header[1:]]
+            for method, *scores in table.rows:
+                if method not in left_out:
+                    columns.setdefault(method, []).extend(score.split(", p")[0] for score in scores)
+        header = [name.replace("leading directions", "QP-SBGD, 8 directions") for name in columns]
+        return Table(header, [list(row) for row in zip(*columns.values(), strict=True)]).to_markdown()
+
+    return printed
+
+
+def _all_of_mnist(results: Results) -> str:
+    """What ``examples/mnist_without_batchnorm.py`` wrote."""
+    rows = []
+    for path in sorted((results.folder / "examples").glob("mnist_full_seed*.json")):
+        run = json.loads(path.read_text())
+        scores = f"{run['test_accuracy']:.4f}", f"{run['train_accuracy']:.4f}"
+        rows.append([f"{run['settings']['seed']}", *scores, f"{run['bits'] / 8:,.0f}"])
+    return Table(["seed", "test accuracy", "training accuracy", "bytes of weights"], rows).to_markdown()
+
+
+def _qpu_plan(results: Results) -> str:
+    """What ``spingrad qpu plan`` prints; it is computed, not measured."""
+    from spingrad.qpu import plan
+
+    pairs = plan([16, 4, 4, 2], batch_size=50, num_examples=500, epochs=8).summary()
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(["```text", *(f"{name:{width}}  {value}" for name, value in pairs), "```"])
+
+
+PLACES: dict[str, Print] = {
+    "without-batchnorm": _step_finals("784-512-512-10", "8 layers of 256"),
+    "convolutions": _step_finals("convolutional"),
+    "mnist-methods": _table("mnist-methods", without="seconds"),
+    "all-of-mnist": _all_of_mnist,
+    "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
+    "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
+    "solvers": _table("bench/solvers", "A wide layer"),
+    "narrow-layers": _table("bench/solvers", "Narrow layers"),
+    "growth": _table("bench/growth"),
+    "memory": _table("bench/memory"),
+    "slow-link": _table("bench/slow-link"),
+    "vote-accuracy": _table("bench/vote-accuracy"),
+    "elastic": _table("bench/elastic"),
+    "kills": _table("bench/kills"),
+    "ray-farm": _table("bench/ray-farm"),
+    "export-bytes": _table("bench/export", column="packed file"),
+    "export-times": _table("bench/export", column="× int8"),
+    "qpu-wide-layer": _table("bench/qpu-wide-layer"),
+    "qpu-plan": _qpu_plan,
+}
+"""What prints each place."""

@@ -1,0 +1,97 @@
+"""Networks that people build, and the rivals of QP-SBGD on them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
+from spingrad.baselines import BinaryConnect
+from spingrad.testing import check_solver
+from spingrad_lab.beyond import networks
+from spingrad_lab.data import spoken_digits
+from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
+from spingrad_lab.runs import Line, to_frame
+
+
+@pytest.mark.parametrize("name", networks.FULLY.entrants)
+def test_every_entrant_trains(name, data_folder):
+    task = "mnist, 784-512-512-10, hardtanh"
+    job = {"stage": "final", "task": task, "method": name, "settings": {"lr": 1e-3}, "seed": 0, "quick": True}
+    assert networks.FULLY.compute(job)["test_accuracy"] > 0.05  # ten steps show only that nothing fails
+
+
+@pytest.mark.parametrize("contest", [networks.PHOTOGRAPHS, networks.TRANSFORMER, networks.SPOKEN_DIGITS])
+def test_every_network_trains(contest, data_folder):
+    for task in contest.tasks:
+        for name in contest.entrants[-2:]:
+            job = {"stage": "trial", "task": task, "method": name, "seed": 0, "quick": True}
+            scores = contest.compute({**job, "settings": {"lr": 1e-3}})
+            assert contest.score.name in scores
+
+
+def test_the_table_says_who_is_ahead_after_correction():
+    def line(stage, method, seed, accuracy):
+        job = {"stage": stage, "task": networks.FULLY.tasks[0], "method": method, "settings": {"lr": 1e-3}}
+        return Line({**job, "seed": seed, "quick": False}, {"test_accuracy": accuracy}, 1.0, {})
+
+    means = {"QP-SBGD": 0.95, "Adam": 0.93, "signSGD": 0.9501, "Muon": 0.97}
+    lines = [line("trial", method, 1000, mean) for method, mean in means.items()]
+    for method, mean in means.items():
+        lines += [line("final", method, seed, mean + 1e-4 * (seed % 3)) for seed in range(5)]
+        lines += [line("final", method, 5, mean - 1e-4 * len(method))]
+    (table,) = networks.FULLY.show(to_frame(lines)).tables
+    says = {row[0]: row[3] for row in table.rows}
+    assert says == {"QP-SBGD": "–", "Adam": "**ahead**", "signSGD": "level", "Muon": "**behind**"}
+
+
+def test_foof_is_a_solver_that_rounds_the_minimum():
+    check_solver(FOOF())
+    Z, V = torch.randn(40, 6), torch.randn(40, 3)
+    problem = BinaryQuadratic.least_squares(Z, V)
+    spins = FOOF(damping=1e-6).solve(problem).spins
+    assert torch.equal(spins, torch.linalg.lstsq(Z, V).solution.sign())
+
+
+def gradients(model, optimizer, steps=3):
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    return model.weight.detach().clone()
+
+
+def test_muon_is_torchs_on_a_matrix():
+    torch.manual_seed(0)
+    ours = BinaryLinear(6, 4)
+    theirs = BinaryLinear(6, 4)
+    theirs.load_state_dict(ours.state_dict())
+    own = gradients(ours, BinaryConnect(binary_parameters(ours), Muon, lr=0.02))
+    torchs = BinaryConnect(binary_parameters(theirs), torch.optim.Muon, lr=0.02, weight_decay=0)
+    torch.testing.assert_close(own, gradients(theirs, torchs))
+
+
+def test_the_sign_of_muon_moves_every_weight_by_the_learning_rate():
+    layer = BinaryLinear(6, 4)
+    before = layer.weight.detach().clone()
+    after = gradients(layer, SignOfMuon(binary_parameters(layer), lr=0.01), steps=1)
+    torch.testing.assert_close((after - before).abs(), torch.full((4, 6), 0.01))
+
+
+def test_the_window_stops_the_gradient_of_weights_beyond_one():
+    layer = BinaryLinear(6, 4)
+    nn.init.constant_(layer.weight[:2].data, 1.5)
+    before = layer.weight.detach().clone()
+    after = gradients(layer, Windowed(binary_parameters(layer), lr=0.01), steps=1)
+    assert torch.equal(after[:2], before[:2])
+    assert not torch.equal(after[2:], before[2:])
+
+
+def test_spoken_digits_have_the_published_counts(data_folder):
+    recordings = spoken_digits()
+    assert len(recordings) == 3_000
+    assert np.bincount([recording.digit for recording in recordings]).tolist() == [300] * 10
+    assert len({recording.speaker for recording in recordings}) == 6
+    assert {recording.take for recording in recordings} == set(range(50))
+    assert all(np.abs(recording.sound).max() <= 1 for recording in recordings)
