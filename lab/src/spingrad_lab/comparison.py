@@ -1,19 +1,23 @@
 """Every method on the same tasks, tuned alike: trials on validation data, then fresh seeds."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Paired, estimate
+from spingrad_lab.report.statistics import Duel, estimate, judged
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
-from spingrad_lab.trials import TUNING_SEED, Choice, Score, ahead, best_trial, current_finals
+from spingrad_lab.trials import TUNING_SEED, Choice, Score, best_trial, current_finals, matched
 
-OURS, CEILING = DEFAULT, "real weights, Adam"
+OURS, CONTROL = DEFAULT, "real weights, Adam"
+MIN_POINTS = 4
+"""Of a curve; fewer would be joined by straight lines that nobody has measured."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +114,17 @@ class Comparison(Experiment):
             return train(task, job["method"], settings, job["seed"], watch=0 if tuning else self.watch)
 
     def show(self, runs: pd.DataFrame) -> Section:
-        tables, drawn, notes = [], [], list(self.notes)
+        tables, panels, duels = [], {}, []
         for task in self.tasks:
             trials, finals = self._current(runs, task)
             if finals.empty:
                 continue
-            tables.append(self._table(task, trials, finals))
-            if self.finalists is not None:
-                tables.append(self._heats(task, trials))
-            notes += self._verdicts(task, finals)
-            drawn.append(self._figure(task, finals))
-        return Section(notes, tables, drawn)
+            tables += [self._table(task, finals), self._settings(task, trials, finals)]
+            duels += self._duels(task, finals)
+            if panel := self._panel(finals):
+                panels[task] = panel
+        drawn = [self._figure(panels)] if panels else []
+        return Section([*self.notes, *_verdicts(duels)], tables, drawn)
 
     def _current(self, runs: pd.DataFrame, task: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Trials of today's grids, and the final runs with the settings that these choose, by method."""
@@ -140,79 +144,105 @@ class Comparison(Experiment):
             "method", key=lambda m: m.map(order), kind="stable"
         )
 
-    def _table(self, task: str, trials: pd.DataFrame, finals: pd.DataFrame) -> Table:
+    def finals(self, runs: pd.DataFrame, task: str) -> pd.DataFrame:
+        """Final runs of a task, each method with the settings that its trials choose."""
+        return self._current(runs, task)[1]
+
+    def _table(self, task: str, finals: pd.DataFrame) -> Table:
         paper = self.paper.get(task, {})
-        header = ["method", *(score.label for score in self.scores)]
-        header += (["paper"] if paper else []) + ["seeds", "seconds", "worst trial", "chosen"]
+        header = ["method", *(score.label for score in self.scores), *(["paper"] if paper else []), "seeds"]
         rows = []
         for method, own in groups(finals, "method"):
             row = [method, *(str(estimate(own[score.name])) for score in self.scores)]
             row += [f"{paper[method]:.2f}" if method in paper else "–"] if paper else []
-            chosen = self._chosen(trials, method)
-            worst = "–" if chosen.worst is None else f"{chosen.worst:.3f}"
-            rows.append([*row, str(len(own)), f"{own['run_seconds'].median():.1f}", worst, str(chosen)])
-        caption = f"{task}. Mean ± 95 % interval over seeds; † a chosen value at the end of its grid."
-        return Table(header, rows, caption)
+            rows.append([*row, str(len(own))])
+        return Table(header, rows, f"{task}. Mean ± 95 % interval over seeds.")
 
-    def _heats(self, task: str, trials: pd.DataFrame) -> Table:
-        """The best trial of every method, also of those without final runs."""
+    def _settings(self, task: str, trials: pd.DataFrame, finals: pd.DataFrame) -> Table:
+        """What was chosen for each method, also for those without final runs."""
+        seconds = finals.groupby("method")["run_seconds"].median()
         rows = []
-        for method in (m for m in METHODS if m in set(trials["method"])):
+        for method in (m for m in METHODS if m in {*trials["method"], *finals["method"]}):
             own = self._chosen(trials, method)
-            worst = "–" if own.worst is None else f"{own.worst:.4f}"
-            rows.append([method, f"{own.score:.4f}", worst, str(own).replace("†", "")])
-        header = ["method", "best trial", "worst trial", "chosen"]
-        return Table(header, rows, f"{task}, {self.choose.label} in trials")
+            best, worst = (
+                "–" if value is None or math.isnan(value) else f"{value:.4f}"
+                for value in (own.score, own.worst)
+            )
+            time = f"{seconds[method]:.1f}" if method in seconds else "–"
+            rows.append([method, str(own), best, worst, time])
+        header = ["method", "chosen", "best trial", "worst trial", "seconds of a final run"]
+        caption = (
+            f"{task}: settings and trials, by {self.choose.label}. † A chosen value at the end of its grid."
+        )
+        return Table(header, rows, caption, folded=True)
 
-    def _duels(self, finals: pd.DataFrame) -> dict[tuple[str, str], Paired]:
-        """QP-SBGD against the best baseline over the same seeds, by their names."""
+    def _duels(self, task: str, finals: pd.DataFrame) -> list[Duel]:
+        """Each form of QP-SBGD, except as published, against the best baseline over the same seeds."""
         score = self.scores[0]
         means = finals.groupby("method", sort=False)[score.name].mean() if len(finals) else pd.Series()
         kinds = {m: METHODS[m].kind for m in means.index if m in METHODS}
         baselines = [m for m, kind in kinds.items() if kind == "baseline"]
         if not baselines:
-            return {}
+            return []
         rival = max(baselines, key=lambda m: score.sign * means[m])
-        ours = [m for m, kind in kinds.items() if kind == "ours" and "published" not in m]
-        return {(m, rival): ahead(finals, m, rival, score=score.name) for m in ours}
-
-    def _verdicts(self, task: str, finals: pd.DataFrame) -> list[str]:
-        label = self.scores[0].label
+        control = list(where(finals, method=CONTROL)[score.name])
         return [
-            f"**{task}**, {label}: {method} minus {rival}, the best baseline: {result}."
-            for (method, rival), result in self._duels(finals).items()
+            Duel(
+                task,
+                score.label,
+                (method, rival),
+                matched(finals, method, rival, score=score.name),
+                score.higher_is_better,
+                score.margin,
+                control,
+            )
+            for method, kind in kinds.items()
+            if kind == "ours" and "published" not in method
         ]
 
-    def summary(self, runs: pd.DataFrame) -> list[list[str]]:
-        """One row for each task: QP-SBGD, the best baseline, their difference and the ceiling."""
-        rows = []
-        score = self.scores[0]
-        for task in self.tasks:
-            _, finals = self._current(runs, task)
-            for (method, rival), result in self._duels(finals).items():
-                if method == OURS:
-                    runs_of = (where(finals, method=m)[score.name] for m in (method, rival, CEILING))
-                    mean, other, ceiling = (str(estimate(own)) if len(own) else "–" for own in runs_of)
-                    versus = f"{other} ({rival.removeprefix('BinaryConnect ')})"
-                    rows.append([task, score.label, mean, versus, str(result), ceiling])
-        return rows
+    def summary(self, runs: pd.DataFrame) -> list[Duel]:
+        """The default against the best baseline, on each task."""
+        duels = [duel for task in self.tasks for duel in self._duels(task, self._current(runs, task)[1])]
+        return [duel for duel in duels if duel.names[0] == OURS]
 
-    def _figure(self, task: str, finals: pd.DataFrame) -> Figure:
+    def _panel(self, finals: pd.DataFrame) -> figures.Panel | None:
+        """Curves of the final runs, or nothing if they were looked at too rarely for curves."""
         score = self.scores[0]
         series: dict[str, figures.Curves] = {}
-        flat: dict[str, float] = {}
+        levels: dict[str, float] = {}
         for method, own in groups(finals, "method"):
             curves = list(own.get(f"{score.name} curve", pd.Series()).dropna())
-            if curves:
+            # The weights of ProxQuant are real until training ends, so that only its end can be compared.
+            if curves and method != "ProxQuant":
                 series[method] = curves[0]["x"], [curve["y"] for curve in curves]
             else:
-                flat[method] = float(own[score.name].mean())
-        canvas = figures.curves(series, flat, "epoch", score.label, score.higher_is_better)
+                levels[method] = float(own[score.name].mean())
+        if not series or min(len(x) for x, _ in series.values()) < MIN_POINTS:
+            return None
+        ends = {m: score.sign * float(np.mean([run[-1] for run in runs])) for m, (_, runs) in series.items()}
+        baselines = [m for m in series if m in METHODS and METHODS[m].kind == "baseline"]
+        best = sorted(baselines, key=lambda m: -ends[m])[:2]
+        named = [m for m in (OURS, PUBLISHED, *best, CONTROL) if m in series]
+        return figures.Panel(series, levels, named, score.higher_is_better)
+
+    def _figure(self, panels: dict[str, figures.Panel]) -> Figure:
+        label = self.scores[0].label
         caption = (
-            f"{task}: {score.label} during training, mean and 95 % interval over seeds. Curves far worse "
-            "than the others leave the picture; ProxQuant's weights are real until training ends."
+            f"{label.capitalize()} during training, means over seeds: with 95 % intervals for the default, "
+            "the published step, the two best baselines and real weights (a control); thin and grey for the "
+            "others. Levels without a curve: methods that have none, and ProxQuant, whose weights are binary "
+            "only at the end. What ends outside of a panel is named at its edge."
         )
-        return Figure(task, caption, to_svg(canvas))
+        return Figure("curves", caption, to_svg(figures.curves(panels, "epoch", label)))
+
+
+def _verdicts(duels: list[Duel]) -> list[str]:
+    """One sentence for each test of an experiment, corrected for all of them."""
+    return [
+        f"**{duel.task}**, {duel.score}: {duel.names[0]} minus {duel.names[1]}, the best baseline: {test}: "
+        + (f"**{what}**." if what in ("ahead", "behind") else f"{what}.")
+        for duel, test, what in judged(duels)
+    ]
 
 
 def _tuned(method: str) -> str:

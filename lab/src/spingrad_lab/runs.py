@@ -22,6 +22,7 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 from spingrad._files import append_record, read_records
 from spingrad_lab.provenance import commit, fingerprint, revision, versions
 from spingrad_lab.report.sections import Section
+from spingrad_lab.report.statistics import Duel
 
 Job = dict[str, Any]
 """What defines a run: plain values that JSON can hold. Equal jobs are the same run."""
@@ -78,8 +79,8 @@ class Experiment(ABC):
     @abstractmethod
     def show(self, runs: pd.DataFrame) -> Section: ...
 
-    def summary(self, runs: pd.DataFrame) -> list[list[str]]:
-        """Rows for the table at the head of the report, if the experiment compares methods."""
+    def summary(self, runs: pd.DataFrame) -> list[Duel]:
+        """The default against the best baseline, for the table at the head of the report."""
         return []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from spingrad_lab.methods import Settings
-from spingrad_lab.report.statistics import Paired, paired
+from spingrad_lab.report.statistics import MARGIN, Paired, paired
 from spingrad_lab.runs import groups, where
 
 TUNING_SEED = 1_000
@@ -23,6 +23,8 @@ class Score:
     name: str
     label: str
     higher_is_better: bool = True
+    margin: float = MARGIN
+    """By how much two methods may differ and still be level."""
 
     @property
     def sign(self) -> int:
@@ -101,6 +103,18 @@ def ahead(
     run: Sequence[str] = ("seed",),
 ) -> Paired:
     """``first`` minus ``second``, two values of a column, over the runs (as a rule: seeds) that both have."""
+    return paired(*matched(runs, first, second, column, score, run))
+
+
+def matched(
+    runs: pd.DataFrame,
+    first: Any,
+    second: Any,
+    column: str = "method",
+    score: str = ACCURACY.name,
+    run: Sequence[str] = ("seed",),
+) -> tuple[list[float], list[float]]:
+    """The scores of two values of a column, over the runs (as a rule: seeds) that both have."""
     table = runs.pivot(index=list(run), columns=column, values=score)
     both = table.reindex(columns=[first, second]).dropna().astype(float)
-    return paired(both[first].to_list(), both[second].to_list())
+    return both[first].to_list(), both[second].to_list()

@@ -265,11 +265,10 @@ def _picture(gains: dict[Any, Paired], gaps: pd.DataFrame, scores: pd.DataFrame)
     canvas, axes = figures.new(10, 6.4, rows=2, columns=3)
     _heat(axes[0, 0], gains)
     bars = {f"batch {b}": gains.get((128, 3, b, "pixels", False)) for b in BATCHES}
-    bars |= {name: gains.get((128, 3, 100, name, False)) for name in INPUTS}
-    _bars(axes[0, 1], bars, "batch size and inputs\n(width 128, 3 hidden layers)")
-    plain = {f"{d} hidden": gains.get((128, d, 100, "pixels", False)) for d in DEPTHS}
-    normed = {f"{d} hidden, BatchNorm": gains.get((128, d, 100, "pixels", True)) for d in DEPTHS}
-    _bars(axes[0, 2], plain | normed, "depth and BatchNorm\n(width 128)")
+    bars |= {name: gains.get((128, 3, 100, name, False)) for name in INPUTS[1:]}  # batch 100 has pixels
+    _bars(axes[0, 1], bars, "batch size (pixels), inputs (batch 100)\n(width 128, 3 hidden layers)")
+    normed = {f"{d} hidden": gains.get((128, d, 100, "pixels", True)) for d in DEPTHS}
+    _bars(axes[0, 2], normed, "with BatchNorm\n(width 128; without: in the map)")
     colours = dict(
         zip(
             _SOLVERS,

@@ -1,6 +1,9 @@
 """The report: every experiment's text, tables and figures, as one HTML page and as Markdown."""
 
 import re
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -8,13 +11,19 @@ import pandas as pd
 from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.statistics import estimate, judged
 from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
-_PAGE = """{% macro drawn(table) %}<table>
-{% if table.caption %}<caption>{{ table.caption|rich }}</caption>
-{% endif %}<tr>{% for cell in table.header %}<th>{{ cell }}</th>{% endfor %}</tr>
-{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell|rich }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endmacro %}<!doctype html>
+_PAGE = """{% macro kind(table, column) %}class="{{ "number" if table.numeric[column] else "text" }}"\
+{% endmacro %}{% macro drawn(table) %}{% if table.folded %}
+<details><summary>{{ table.caption|rich }}</summary>
+{% endif %}<table>
+{% if table.caption and not table.folded %}<caption>{{ table.caption|rich }}</caption>
+{% endif %}<tr>
+{% for cell in table.header %}<th {{ kind(table, loop.index0) }}>{{ cell }}</th>{% endfor %}</tr>
+{% for row in table.rows %}<tr>
+{% for cell in row %}<td {{ kind(table, loop.index0) }}>{{ cell|rich }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% if table.folded %}</details>{% endif %}{% endmacro %}<!doctype html>
 <html lang="en-GB">
 <head>
 <meta charset="utf-8">
@@ -22,13 +31,17 @@ _PAGE = """{% macro drawn(table) %}<table>
 <title>{{ title }}</title>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { border-top: 1px solid #ddd; padding-top: 1.2rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; font-size: 0.85rem; margin: 1rem 0; display: block; overflow-x: auto; }
+h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; }
+h3 { border-top: 1px solid #ddd; padding-top: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; font-size: 0.82rem; line-height: 1.35; margin: 1rem 0; }
 caption { text-align: left; font-style: italic; padding-bottom: 0.3rem; }
-th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #e5e5e5; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } code { background: #f4f4f4; padding: 0.1rem 0.3rem; }
+th, td { padding: 0.2rem 0.5rem; border-bottom: 1px solid #e5e5e5; text-align: left; vertical-align: top; }
+th { vertical-align: bottom; } th.number, td.number { text-align: right; }
+code { background: #f4f4f4; padding: 0.1rem 0.3rem; } td, code { overflow-wrap: anywhere; }
+td.number { overflow-wrap: normal; }
+details { margin: 0.6rem 0; font-size: 0.85rem; } summary { cursor: pointer; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 0.85rem; }
-nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
+nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; font-size: 0.85rem; }
 .banner { background: #fbe3c8; padding: 0.6rem 1rem; font-weight: bold; }
 </style>
 </head>
@@ -36,19 +49,20 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; }
 <h1>{{ title }}</h1>
 {% if banner %}<p class="banner">{{ banner }}</p>
 {% endif %}<p>{{ intro }}</p>
-{% if summary.rows %}{{ drawn(summary) }}{% endif %}
+{% for table in tables %}{{ drawn(table) }}
+{% endfor %}{% for group, own in groups.items() %}<p><strong>{{ group }}</strong></p>
 <nav>
-{% for part in parts %}<div><a href="#{{ part.anchor }}">{{ part.experiment.title }}</a></div>
+{% for part in own %}<div><a href="#{{ part.anchor }}">{{ part.experiment.title }}</a></div>
 {% endfor %}</nav>
-{% for part in parts %}
-<h2 id="{{ part.anchor }}">{{ part.experiment.title }}</h2>
-<p class="source">{{ part.experiment.source }} · {{ part.runs }}, {{ part.minutes }} minutes ·
-<code>{{ part.command }}</code></p>
+{% endfor %}{% for group, own in groups.items() %}
+<h2>{{ group }}</h2>
+{% for part in own %}<h3 id="{{ part.anchor }}">{{ part.experiment.title }}</h3>
+<p class="source">{{ part.experiment.source }} · {{ part.origin|rich }}</p>
 {% for note in part.section.notes %}<p>{{ note|rich }}</p>
 {% endfor %}{% for table in part.section.tables %}{{ drawn(table) }}
 {% endfor %}{% for figure in part.section.figures %}<figure>{{ figure.svg|safe }}
 <figcaption>{{ figure.caption|rich }}</figcaption></figure>
-{% endfor %}{% endfor %}
+{% endfor %}{% endfor %}{% endfor %}
 </body>
 </html>
 """
@@ -61,10 +75,16 @@ BANNER = (
 INTRO = (
     "Every number was measured by the command beside it. Each method had the same number of trials of "
     "its settings on validation data (on training loss where convergence is the claim); final runs use "
-    "fresh seeds. Intervals are 95 %. A loss is printed like a win."
+    "fresh seeds. Intervals are 95 %. p-values are corrected by Holm's method for all tests of an "
+    "experiment, and in the first tables for all rows; a method is ahead or behind where the difference is "
+    "then significant, level only where an equivalence test shows that the difference is smaller than 0.3 "
+    "points (unless a table has another margin), and undecided otherwise. A loss is printed like a win."
 )
 # In the first bytes of what we write; a file without its mark is not replaced.
 HTML_MARK, MARKDOWN_MARK = b"<title>spingrad: ", b"# spingrad: "
+
+
+PAPER, BEYOND, BENCH = "The paper", "Beyond the paper", "Benchmarks"
 
 
 class Part:
@@ -76,11 +96,30 @@ class Part:
         self.name, self.experiment, self.folder = name, experiment, folder
         self.frame, self.quick = to_frame(lines), bool(lines[0].job["quick"])
         self.section = _shown(experiment, self.frame)
-        self.runs = "1 run" if len(lines) == 1 else f"{len(lines):,} runs"
-        self.minutes = f"{sum(line.seconds for line in lines) / 60:.1f}"
-        action = "bench" if folder else "run"
-        self.command = f"spingrad-lab {action} {name}{' --quick' if self.quick else ''}"
+        self.origin = f"{_origin(lines, outdated)}: `{_command(name, folder, self.quick)}`"
         self.anchor = f"bench-{name}" if folder else name
+
+    @property
+    def group(self) -> str:
+        """Under which heading a report has it."""
+        if self.folder:
+            return BENCH
+        return BEYOND if self.experiment.source.startswith("beyond") else PAPER
+
+
+def _command(name: str, folder: str, quick: bool) -> str:
+    return f"spingrad-lab {'bench' if folder else 'run'} {name}{' --quick' if quick else ''}"
+
+
+def _origin(lines: list[Line], outdated: int) -> str:
+    """How many runs a section shows, how long they took, and which commits computed how many of them."""
+    runs = "1 run" if len(lines) == 1 else f"{len(lines):,} runs"
+    minutes = sum(line.seconds for line in lines) / 60
+    changed = {line.commit for line in lines if line.commit.endswith("+")}
+    counts = Counter(line.commit[:7] + "+" * (line.commit in changed) for line in lines)
+    commits = ", ".join(f"{commit} ({count:,})" for commit, count in counts.items())
+    text = f"{runs} in {minutes:.1f} minutes, by commit {commits}"
+    return text + (f"; {outdated:,} runs of earlier revisions are not shown" if outdated else "")
 
 
 def _shown(experiment: Experiment, runs: pd.DataFrame) -> Section:
@@ -111,17 +150,30 @@ def write_report(folder: Path) -> list[Path]:
         check_own(path, mark)
     for part in parts:
         _write_figures(folder / part.folder, part.name, part.section)
-    summary = _summary(parts)
-    write_atomically(paths[0], _html(title, banner, summary, parts).encode())
-    text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO]
-    text += [summary.to_markdown()] if summary.rows else []
-    text.append("\n".join(f"- [{part.experiment.title}](#{part.anchor})" for part in parts))
-    for part in parts:
-        text.append(f'<a id="{part.anchor}"></a>')
-        text.append(section_markdown(part.name, part.experiment, part.section, part.folder))
-        text.append(f"{part.runs}, {part.minutes} minutes: `{part.command}`")
-    write_atomically(paths[1], ("\n\n".join(text) + "\n").encode())
+    tables, grouped = _first_tables(folder, parts), _grouped(parts)
+    write_atomically(paths[0], _html(title, banner, tables, grouped).encode())
+    write_atomically(paths[1], _markdown(title, banner, tables, grouped).encode())
     return list(paths)
+
+
+def _grouped(parts: list[Part]) -> dict[str, list[Part]]:
+    found = {group: [part for part in parts if part.group == group] for group in (PAPER, BEYOND, BENCH)}
+    return {group: own for group, own in found.items() if own}
+
+
+def _markdown(title: str, banner: str, tables: list[Table], groups: dict[str, list[Part]]) -> str:
+    text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO]
+    text += [table.to_markdown() for table in tables]
+    for group, own in groups.items():
+        text.append(f"**{group}**")
+        text.append("\n".join(f"- [{part.experiment.title}](#{part.anchor})" for part in own))
+    for group, own in groups.items():
+        text.append(f"## {group}")
+        for part in own:
+            text += [f'<a id="{part.anchor}"></a>', f"### {part.experiment.title}"]
+            text.append(f"*{part.experiment.source}* · {part.origin}")
+            text.append(_section_markdown(part.name, part.section, part.folder))
+    return "\n\n".join(text) + "\n"
 
 
 def _parts(folder: Path) -> list[Part]:
@@ -145,10 +197,9 @@ def show(folder: Path, name: str, experiment: Experiment) -> tuple[Section, list
     return section, [folder / _file(name, figure.name) for figure in section.figures]
 
 
-def section_markdown(name: str, experiment: Experiment, section: Section, below: str = "") -> str:
+def _section_markdown(name: str, section: Section, below: str) -> str:
     """One experiment as Markdown; its figures are files beside it."""
-    parts = [f"## {experiment.title}", f"*{experiment.source}*", *section.notes]
-    parts += [table.to_markdown() for table in section.tables]
+    parts = [*section.notes, *(table.to_markdown() for table in section.tables)]
     for figure in section.figures:
         path = Path(below, _file(name, figure.name)).as_posix()
         parts.append(f"![{figure.caption}]({path})")
@@ -167,27 +218,56 @@ def _file(name: str, figure: str) -> str:
     return f"figures/{name}-{plain}.svg".replace("--", "-")
 
 
+def _first_tables(folder: Path, parts: list[Part]) -> list[Table]:
+    """What a reader wants to know first: does the paper hold, and how does the default do?"""
+    tables = _verdicts(folder) if any(part.group == PAPER for part in parts) else []
+    summary = _summary(parts)
+    return [*tables, summary] if summary.rows else tables
+
+
+def _verdicts(folder: Path) -> list[Table]:
+    """What became of each claim of the paper, where the lab can tell."""
+    name = "spingrad_lab.report.verdicts"
+    return [import_module(name).verdicts(folder)] if find_spec(name) else []
+
+
 def _summary(parts: list[Part]) -> Table:
-    """Every comparison in one line: ours, the best baseline, their difference, and real weights."""
-    header = ["experiment", "score", "QP-SBGD", "best baseline", "difference, paired", "real weights"]
+    """The default against the best baseline, in one line for each comparison; all tests are one family."""
+    found = [(part, duel) for part in parts for duel in part.experiment.summary(part.frame)]
     rows = []
-    for part in parts:
-        for task, *rest in part.experiment.summary(part.frame):
-            known = part.name.startswith(task.lower())
-            name = part.name if known else f"{part.name}, {task}"
-            rows.append([name, *rest])
-    caption = "Mean ± 95 % interval over fresh seeds, settings tuned alike. "
-    caption += "Real weights are a ceiling and not a rival."
+    for (part, _), (duel, test, what) in zip(found, judged([duel for _, duel in found]), strict=True):
+        known = part.name.startswith(duel.task.lower())
+        name = part.name if known else f"{part.name}, {duel.task}"
+        name += "" if duel.higher_is_better else f" ({duel.score}: lower is better)"
+        ours, rival = (str(estimate(values)) for values in duel.values)
+        difference = f"{test.difference.mean:+.4f} ± {test.difference.half:.4f}"
+        shown = f"**{what}**" if what in ("ahead", "behind") else what
+        control = str(estimate(duel.control)) if duel.control else "–"
+        rival = f"{rival} ({duel.names[1].removeprefix('BinaryConnect ')})"
+        rows.append([name, ours, rival, difference, f"{test.holm:.2g}", shown, control])
+    header = [
+        "experiment",
+        "QP-SBGD",
+        "best baseline",
+        "difference",
+        "p (Holm)",
+        "QP-SBGD is",
+        "real weights",
+    ]
+    caption = (
+        "The default, QP-SBGD, against the best baseline: mean ± 95 % interval over fresh seeds, settings "
+        "tuned alike. Scores are accuracies unless it says so. Real weights are a control, not a rival."
+    )
     return Table(header, rows, caption)
 
 
-def _html(title: str, banner: str, summary: Table, parts: list[Part]) -> str:
+def _html(title: str, banner: str, tables: list[Table], groups: dict[str, list[Part]]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup, escape
 
     def rich(text: str) -> Markup:
         """Bold, emphasis and code of our own notes."""
-        safe = str(escape(text))
+        safe = str(escape(text)).replace(" ± ", "\u00a0±\u00a0")
         safe = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
         safe = re.sub(r"(?<!\w)\*(?! )(.+?)\*", r"<em>\1</em>", safe)
         return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", safe))
@@ -195,5 +275,5 @@ def _html(title: str, banner: str, summary: Table, parts: list[Part]) -> str:
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters["rich"] = rich
     return environment.from_string(_PAGE).render(
-        title=title, banner=banner, intro=INTRO, summary=summary, parts=parts
+        title=title, banner=banner, intro=INTRO, tables=tables, groups=groups
     )

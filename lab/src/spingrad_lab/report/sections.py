@@ -1,6 +1,7 @@
 """What an experiment shows: text, tables and figures, as Markdown and as HTML."""
 
 import io
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column is left-aligned."""
+    """Rows of text under a header; columns of numbers are right-aligned."""
 
     header: list[str]
     rows: list[list[str]]
     caption: str = ""
+    folded: bool = False
+    """Whether a page shows only the caption until the reader opens the table."""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column, except the first, holds numbers: most of its cells begin with one."""
+        columns = [[row[place] for row in self.rows] for place in range(len(self.header))]
+        shares = [sum(_is_number(cell) for cell in own) / max(1, len(own)) for own in columns]
+        return [place > 0 and share > 0.5 for place, share in enumerate(shares)]
 
     def to_markdown(self) -> str:
-        rule = ["---"] + ["---:"] * (len(self.header) - 1)
+        rule = ["---:" if right else "---" for right in self.numeric]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.header, rule, *self.rows)]
-        return (f"*{self.caption}*\n\n" if self.caption else "") + "\n".join(lines)
+        text = "\n".join(lines)
+        if self.folded:
+            return f"<details><summary>{self.caption}</summary>\n\n{text}\n\n</details>"
+        return (f"*{self.caption}*\n\n" if self.caption else "") + text
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "–" or re.match(r"\*{0,2}[+−-]?\d", cell) is not None
 
 
 @dataclass(frozen=True)

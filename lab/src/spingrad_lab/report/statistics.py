@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -137,6 +138,40 @@ def verdict(
     if adjusted_p < LEVEL:
         return "ahead" if (paired.difference.mean > 0) == higher_is_better else "behind"
     return "level" if equivalence_p < LEVEL else "undecided"
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two methods on one task, over the same seeds.
+
+    Args:
+        task: Where they are compared.
+        score: What is compared, as a table calls it.
+        names: The two methods; the verdict is about the first.
+        values: The scores of each, seed by seed.
+        higher_is_better: False if the score is a loss.
+        margin: By how much the two may differ and still be level.
+        control: Scores of real weights on the same task, if there are any.
+    """
+
+    task: str
+    score: str
+    names: tuple[str, str]
+    values: tuple[Sequence[float], Sequence[float]]
+    higher_is_better: bool = True
+    margin: float = MARGIN
+    control: Sequence[float] = ()
+
+
+def judged(duels: Sequence[Duel]) -> list[tuple[Duel, Paired, Verdict]]:
+    """Each duel of a family with its difference, p-values corrected for all of them, and its verdict."""
+    tests = family([paired(*duel.values) for duel in duels])
+    found = []
+    for duel, test in zip(duels, tests, strict=True):
+        assert test.holm is not None
+        level = equivalence(*duel.values, duel.margin)
+        found.append((duel, test, verdict(test, test.holm, level, duel.higher_is_better)))
+    return found
 
 
 def significant(value: float, digits: int) -> float:
