@@ -41,13 +41,14 @@ def rewrite(root: Path) -> list[Path]:
         raise FileNotFoundError(
             f"expected a checkout of spingrad, got {root}, which has no folder lab/results"
         )
-    results, changed = Results(root / "lab/results"), []
-    for path in pages(root):
-        text = path.read_text(encoding="utf-8")
-        new = filled(text, results)
-        if new != text:
-            write_atomically(path, new.encode())
-            changed.append(path)
+    results = Results(root / "lab/results")
+    texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
+    new = {
+        path: filled(text, results) for path, text in texts.items()
+    }  # an error leaves all pages as they are
+    changed = [path for path, text in texts.items() if new[path] != text]
+    for path in changed:
+        write_atomically(path, new[path].encode())
     return changed
 
 
