@@ -34,7 +34,7 @@ MODULES = ("optim", "problem.py", "solvers", "qpu", "distributed", "export", "_f
 LEFT_OUT = (".git", ".venv*", ".nox", ".mypy_cache", ".ruff_cache", "__pycache__", "results")
 
 # Imported once: each mutant's tests run in a fork of this process, which must not import spingrad itself.
-IMPORTED = ["torch._dynamo", "numba", "scipy.sparse.linalg", "dimod", "dwave.system", "pandas"]
+IMPORTED = ["hypothesis", "torch._dynamo", "numba", "scipy.sparse.linalg", "dimod", "dwave.system", "pandas"]
 
 # Tests that run lines of these folders in other processes, where the coverage does not look.
 IN_PROCESSES = {
@@ -248,7 +248,8 @@ def _run(tests: list[str], folder: Path, most_seconds: float) -> int:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        # Plain asserts: pytest would rewrite those of hypothesis for every mutant, which takes seconds.
+        os._exit(pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *tests]))
     alarm = threading.Timer(most_seconds, os.killpg, (child, signal.SIGKILL))
     alarm.start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -208,6 +208,12 @@ def test_each_read_of_openjij_is_what_its_seed_gives_through_dictionaries(name):
     assert solver.solve(problem).spins[:, 0].tolist() == [best[i] for i in range(30)]
 
 
+@needs_openjij
+def test_openjij_reads_once_unless_told_otherwise():
+    solver = DimodSolver(openjij_sampler("SASampler"), keep_samples=True)
+    assert len(solver.solve(random_problem(6, 5, 1, seed=0)).info["samples"][0]) == 1
+
+
 # Our descent as a sampler
 
 

@@ -1,8 +1,12 @@
 import itertools
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from workers import run_workers
 
@@ -12,7 +16,8 @@ from spingrad.distributed.agreement import Agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
 from spingrad.distributed.gather import Gather
 from spingrad.distributed.vote import Vote
-from spingrad.distributed.wire import Wire
+from spingrad.distributed.wire import Wire, _in_time
+from spingrad.nn.sign import spins_of
 from spingrad.solvers import BlockDescentSolver, SignSolver, Solution
 from spingrad.testing import random_problem
 
@@ -307,20 +312,106 @@ def test_a_resumed_vote_knows_whose_votes_do_not_count():
     assert other.suspects() == []
 
 
-class OneWorker(Wire):
-    """A process group of one worker, without the processes."""
+class Thread(Wire):
+    """A worker that is a thread of this process."""
 
-    def __init__(self):
-        self.rank, self.size, self.sent = 0, 1, 0
+    def __init__(self, rank=0, size=1, shared=None, barrier=None):
+        self.rank, self.size, self.sent = rank, size, 0
+        self.shared, self.barrier = shared or [None], barrier or threading.Barrier(1)
 
-    def all_gather(self, part):
-        return part[None]
-
-    def all_to_all(self, parts):
+    def together(self, own):
+        self.shared[self.rank] = own
+        self.barrier.wait(60)
+        parts = [part.clone() for part in self.shared]
+        self.barrier.wait(60)
         return parts
 
+    def all_gather(self, part):
+        return torch.stack(self.together(part))
+
+    def all_to_all(self, parts):
+        return torch.stack([part[self.rank] for part in self.together(parts)])
+
     def broadcast_(self, tensor):
-        pass
+        tensor.copy_(self.together(tensor)[0])
+
+
+def in_threads(size, work):
+    """What ``work(wire)`` returns in each of several threads."""
+    shared, barrier = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Thread(rank, size, shared, barrier)), range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_workers_that_gather_get_the_spins_of_one_machine(size):
+    problems = [random_problem(5, 9, 130, seed=0), random_problem(4, 7, 3, seed=1)]
+    for solutions in in_threads(size, lambda wire: Gather(SignSolver(), wire).solve_all(problems)):
+        for problem, solution in zip(problems, solutions, strict=True):
+            assert torch.equal(solution.spins, SignSolver().solve(problem).spins)
+
+
+def test_a_vote_is_the_majority_of_the_workers_that_do_not_abstain():
+    torch.manual_seed(0)
+    own = [[random_problem(5, 9, 7, seed=3 * i + rank) for i in range(2)] for rank in range(3)]
+    own = [[replace(problem, idle=torch.rand(7) < 0.4) for problem in problems] for problems in own]
+    found = in_threads(3, lambda wire: Vote(SignSolver(), wire).solve_all(own[wire.rank]))
+    for i in range(2):
+        ballots = torch.stack([spins_of(problems[i].H) * ~problems[i].idle for problems in own])
+        total = ballots.sum(0)
+        for solution in (solutions[i] for solutions in found):
+            assert torch.equal(solution.spins[total != 0], total.sign()[total != 0])
+            assert torch.equal(solution.spins, found[0][i].spins)
+            assert torch.equal(solution.problem.idle, torch.stack([p[i].idle for p in own]).all(0))
+
+
+def test_one_worker_warns_of_suspects_for_all():
+    assert in_threads(3, lambda wire: Vote(SignSolver(), wire).agreement.report) == [True, False, False]
+
+
+def test_a_group_that_is_added_later_takes_part():
+    first, second = BinaryLinear(6, 5), BinaryLinear(5, 3)
+    optimizer = DistributedQPSBGD([first.weight], group=Thread(), solver=SignSolver())
+    optimizer.add_param_group({"params": [second.weight]})
+    before = second.weight.detach().clone()
+    second(first(torch.randn(8, 6))).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(second.weight, before)
+
+
+def test_the_first_examination_of_a_worker_counts_in_full_and_the_next_half():
+    ranks = Agreement(1, report=False)
+    for seen, expected in ((0.9, 0.9), (0.5, 0.7), (0.4, 0.6)):
+        ranks.update(torch.tensor([seen]))
+        assert float(ranks.agreement[0]) == pytest.approx(expected)
+
+
+def test_a_wire_counts_the_bytes_that_go_to_the_others(monkeypatch):
+    def all_gather(parts, part, group):
+        for own in parts:
+            own.copy_(part)
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, parts, group: out.copy_(parts))
+    wire = Wire()
+    assert wire.all_gather(torch.arange(4)).tolist() == 3 * [[0, 1, 2, 3]]
+    assert wire.sent == 2 * 4 * 8
+    assert wire.all_to_all(torch.ones(3, 5)).tolist() == 3 * [5 * [1.0]]
+    assert wire.sent == 2 * 4 * 8 + 2 * 5 * 4
+
+
+def test_a_search_for_lost_ranks_ends_in_time():
+    def fail():
+        raise RuntimeError("the store is lost")
+
+    never = threading.Event()
+    assert _in_time(lambda: [2], 60) == [2]
+    assert _in_time(fail, 60) is None
+    assert _in_time(never.wait, 0.05) is None
+    never.set()
 
 
 def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypatch):
@@ -331,7 +422,8 @@ def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypat
     )
     for check_every, expected in ((0, {4}), (2, {0, 2, 4}), (3, {0, 3, 4})):
         model = mlp()
-        optimizer = DistributedQPSBGD(binary_parameters(model), group=OneWorker(), check_every=check_every)
+        settings = {"solver": SignSolver(), "check_every": check_every}
+        optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread(), **settings)
         compared.clear()
         for step in range(5):
             if step == 4:
@@ -343,7 +435,7 @@ def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypat
 
 def test_a_batch_that_is_empty_on_all_workers_is_an_error():
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), group=OneWorker())
+    optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread())
     model(torch.ones(0, 48)).sum().backward()
     with pytest.raises(RuntimeError, match="no rows on any rank; the batch was empty"):
         optimizer.step()
@@ -357,7 +449,7 @@ def test_gather_solves_64_units_at_a_time_each_block_with_a_seed_of_its_own():
 
     seen = []
     problem = random_problem(5, 9, 130, seed=0)
-    solution = Gather(Spy(), OneWorker()).solve(problem)
+    solution = Gather(Spy(), Thread()).solve(problem)
     assert torch.equal(solution.spins, SignSolver().solve(problem).spins)
     assert [units for units, _ in seen] == [64, 64, 2]
     assert len({seed for _, seed in seen}) == 3
@@ -373,7 +465,7 @@ def test_the_state_of_the_solver_goes_through_the_vote():
         def load_state_dict(self, state):
             self.spent = state["spent"]
 
-    before, after = Vote(Stateful(), OneWorker()), Vote(Stateful(), OneWorker())
+    before, after = Vote(Stateful(), Thread()), Vote(Stateful(), Thread())
     before.inner.spent = 7
     after.load_state_dict(before.state_dict())
     assert after.inner.spent == 7

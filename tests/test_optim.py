@@ -35,6 +35,16 @@ def weights_of(model):
     return [weight.detach().clone() for _, weight in binary_parameters(model)]
 
 
+def test_inputs_whose_squares_overflow_are_an_error_that_names_the_layer_of_published_rows():
+    model = small_model()
+    optimizer = QPSBGD.as_published(binary_parameters(model), lr=0.1)
+    before = weights_of(model)
+    model(1e25 * batch()[0]).square().mean().backward()
+    with pytest.raises(FloatingPointError, match="layer '0': squares of the layer's inputs overflow"):
+        optimizer.step()
+    assert all(torch.equal(own, old) for own, old in zip(weights_of(model), before, strict=True))
+
+
 def test_zero_grad_forgets_the_gradients_and_the_records():
     model = small_model()
     optimizer = QPSBGD(binary_parameters(model), keep_grad=True)

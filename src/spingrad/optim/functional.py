@@ -80,7 +80,7 @@ def average(
         step: Number of steps in ``exp_avg``.
         out: Memory that may be used for the result.
     """
-    if not momentum or exp_avg is None:
+    if exp_avg is None:
         return Z.pull_back(grad, factor, out=out)
     weight = (1 - momentum) / (1 - momentum ** (step + 1))  # no bias to a zero at the start
     return Z.pull_back(grad, factor, exp_avg, weight, out)
