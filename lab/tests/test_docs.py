@@ -115,3 +115,8 @@ def test_the_command_prints_a_page_again(tmp_path, capsys):
 def test_an_unknown_place_is_named(results):
     with pytest.raises(ValueError, match="got 'speed'"):
         docs.filled("<!-- lab: speed -->\n<!-- end -->", results)
+
+
+def test_a_place_without_runs_says_which_command_makes_them(tmp_path):
+    text = docs.filled("<!-- lab: kills -->\n<!-- end -->", docs.Results(tmp_path))
+    assert "no runs of the present version yet: `spingrad-lab bench kills`" in text

@@ -144,6 +144,10 @@ class Comparison(Experiment):
             "method", key=lambda m: m.map(order), kind="stable"
         )
 
+    def finals(self, runs: pd.DataFrame, task: str) -> pd.DataFrame:
+        """Final runs of a task, each method with the settings that its trials choose."""
+        return self._current(runs, task)[1]
+
     def _table(self, task: str, finals: pd.DataFrame) -> Table:
         paper = self.paper.get(task, {})
         header = ["method", *(score.label for score in self.scores), *(["paper"] if paper else []), "seeds"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from spingrad._files import write_atomically
 from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.runs import read_lines, to_frame
+from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "lab/README.md", "docs/*.md")
 PLACE = re.compile(r"^<!-- lab: (\S+) -->\n.*?^<!-- end -->", re.DOTALL | re.MULTILINE)
@@ -70,9 +70,12 @@ class Results:
         self.folder = folder
         self.section = cache(self._section)
 
+    def lines(self, name: str) -> list[Line]:
+        """The current runs of an experiment, or of ``bench/NAME``."""
+        return current_lines(self.folder / f"{name}.jsonl", _experiment(name))[0]
+
     def _section(self, name: str) -> Section:
-        experiment = BENCHMARKS[name[6:]] if name.startswith("bench/") else EXPERIMENTS[name]
-        return experiment.show(to_frame(read_lines(self.folder / f"{name}.jsonl")))
+        return _experiment(name).show(to_frame(self.lines(name)))
 
     def table(self, name: str, caption: str = "", column: str = "") -> Table:
         """The first table of an experiment, or of ``bench/NAME``, with this caption and this column."""
@@ -84,7 +87,25 @@ class Results:
         raise ValueError(f"expected {wanted}, got {[(table.caption, table.header) for table in tables]}")
 
 
+def _experiment(name: str) -> Experiment:
+    return BENCHMARKS[name.removeprefix("bench/")] if name.startswith("bench/") else EXPERIMENTS[name]
+
+
 Print = Callable[[Results], str]
+
+
+def _with_origin(name: str, table: Print) -> Print:
+    """A table and, below it, the command that computed its runs and the commits at which it did."""
+    command = f"spingrad-lab {name.replace('/', ' ')}" if "/" in name else f"spingrad-lab run {name}"
+
+    def printed(results: Results) -> str:
+        commits = list(dict.fromkeys(line.commit for line in results.lines(name)))
+        if not commits:
+            return f"*There are no runs of the present version yet: `{command}`.*"
+        at = ", ".join(commits) if len(commits) < 4 else f"{len(commits)} commits, which the lines name"
+        return f"{table(results)}\n\n*`{command}`, at {at}.*"
+
+    return printed
 
 
 def _table(name: str, caption: str = "", column: str = "", *, without: str = "") -> Print:
@@ -96,7 +117,7 @@ def _table(name: str, caption: str = "", column: str = "", *, without: str = "")
         header, *rows = [[row[place] for place in kept] for row in (table.header, *table.rows)]
         return Table(header, rows, table.caption).to_markdown()
 
-    return printed
+    return _with_origin(name, printed)
 
 
 def _step_finals(*shapes: str) -> Print:
@@ -114,7 +135,7 @@ def _step_finals(*shapes: str) -> Print:
         header = [name.replace("leading directions", "QP-SBGD, 8 directions") for name in columns]
         return Table(header, [list(row) for row in zip(*columns.values(), strict=True)]).to_markdown()
 
-    return printed
+    return _with_origin("step", printed)
 
 
 def _all_of_mnist(results: Results) -> str:

@@ -83,8 +83,10 @@ class ClassifiedStroke(Classified, Stroke12):
     """Key points on the stroke, lines through their centre."""
 
 
-CLASSIFIED: dict[str, type[Classified]] = {"all superpixels, centre of the image": ClassifiedImage}
-CLASSIFIED["those on the stroke, centre of the points"] = ClassifiedStroke
+CLASSIFIED: dict[str, type[Classified]] = {
+    "all superpixels, centre of the image": ClassifiedImage,
+    "those on the stroke, centre of the points": ClassifiedStroke,
+}
 
 
 class ClassifiedDigits(Experiment):
