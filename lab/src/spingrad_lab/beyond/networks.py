@@ -14,12 +14,12 @@ from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.methods import DEFAULT, PAPER_READING, PUBLISHED, USUAL, Method, Params, Reading, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Paired, equivalence, estimate, family, verdict
+from spingrad_lab.report.statistics import Duel, Paired, equivalence, estimate, family, verdict
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, LONG, SPEECH, TEXT, Built, Norm
 from spingrad_lab.tasks.training import train
-from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, ahead, best_trial, current_finals
+from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, ahead, best_trial, current_finals, matched
 
 RATES = tuple(float(f"{10 ** (2 * k / 3 - 5):.3g}") for k in range(7))
 """Learning rates over four decades, for steps that move a weight by about the learning rate."""
@@ -146,6 +146,21 @@ class Contest(Experiment):
         found = [table for table in tables if table]
         robust = Figure("learning-rates", _ROBUST, to_svg(self._rates(where(runs, stage="trial"))))
         return Section([_NOTE, *self.notes], found, [robust])
+
+    def summary(self, runs: pd.DataFrame) -> list[Duel]:
+        """Our entrant against the best of the rivals, on each network."""
+        duels = []
+        for task in self.tasks:
+            own = where(runs, task=task)
+            finals = own if own.empty else current_finals(own, ["method"], self.score)
+            means = {name: float(its[self.score.name].mean()) for name, its in groups(finals, "method")}
+            rivals = [name for name in means if not name.startswith(DEFAULT)]
+            if self.ours in means and rivals:
+                best = max(rivals, key=lambda name: self.score.sign * means[name])
+                values = matched(finals, self.ours, best, score=self.score.name)
+                names = self.ours, best
+                duels.append(Duel(task, self.score.label, names, values, self._higher, self.margin))
+        return duels
 
     def _table(self, task: str, runs: pd.DataFrame) -> Table | None:
         if runs.empty or where(runs, stage="final").empty:

@@ -2,8 +2,6 @@
 
 import re
 from collections import Counter
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +10,7 @@ from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, judged
+from spingrad_lab.report.verdicts import verdicts
 from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
 _PAGE = """{% macro kind(table, column) %}class="{{ "number" if table.numeric[column] else "text" }}"\
@@ -220,15 +219,9 @@ def _file(name: str, figure: str) -> str:
 
 def _first_tables(folder: Path, parts: list[Part]) -> list[Table]:
     """What a reader wants to know first: does the paper hold, and how does the default do?"""
-    tables = _verdicts(folder) if any(part.group == PAPER for part in parts) else []
+    tables = [verdicts(folder)] if any(part.group == PAPER for part in parts) else []
     summary = _summary(parts)
     return [*tables, summary] if summary.rows else tables
-
-
-def _verdicts(folder: Path) -> list[Table]:
-    """What became of each claim of the paper, where the lab can tell."""
-    name = "spingrad_lab.report.verdicts"
-    return [import_module(name).verdicts(folder)] if find_spec(name) else []
 
 
 def _summary(parts: list[Part]) -> Table:
