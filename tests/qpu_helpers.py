@@ -30,6 +30,15 @@ def stranger() -> Iterator[tuple[str, list[str]]]:
 
         do_POST = do_DELETE = do_CONNECT = do_GET  # noqa: N815, names of http.server
 
+    with serving(Handler) as url:
+        yield url, tokens
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a silent server on this machine."""
+
+    class Handler(handler):  # type: ignore[valid-type, misc]
         def log_message(self, format: str, *args: object) -> None:
             """Stay silent."""
 
@@ -37,7 +46,7 @@ def stranger() -> Iterator[tuple[str, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", tokens
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

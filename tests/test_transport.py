@@ -10,10 +10,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import requests
+from qpu_helpers import serving
 
 from spingrad.qpu import QPUService, ServiceError, transport
 from spingrad.qpu.service import _checked_endpoint
@@ -172,24 +173,14 @@ def server(*replies):
                 self.wfile.write(byte if isinstance(byte, bytes) else bytes([byte]))
                 time.sleep(0.01)
 
-        def log_message(self, format, *args):
-            """Stay silent."""
-
         def handle(self):
             try:
                 super().handle()
             except OSError:
                 """The client has closed the connection."""
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listener.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.server_port}/", requests_
-    finally:
-        listener.shutdown()
-        thread.join()
-        listener.server_close()
+    with serving(Handler) as url:
+        yield f"{url}/", requests_
 
 
 def get(session, connection, url, seconds=DEADLINE):
