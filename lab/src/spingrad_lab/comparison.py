@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, USUAL_GCN, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Paired, estimate
@@ -13,7 +13,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, ahead, best_trial, current_finals
 
-OURS, CEILING = DEFAULT, "real weights, Adam"
+OURS, CEILINGS = DEFAULT, (USUAL_GCN, "real weights, Adam")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Comparison(Experiment):
         tuning_seeds: Number of runs of each trial.
         watch: Points of the curve that final runs keep.
         logistic: Whether logistic regression is a control.
+        usual_gcn: Whether the usual GCN with real weights is a control.
         trials: Settings to try, in place of those in ``METHODS``.
         finalists: If given, only QP-SBGD and this many of the best baselines by validation get final runs.
         paper: The paper's numbers, by task and method.
@@ -50,6 +51,7 @@ class Comparison(Experiment):
     tuning_seeds: int = 1
     watch: int = 20
     logistic: bool = True
+    usual_gcn: bool = False
     trials: dict[str, list[Settings]] = field(default_factory=dict)
     finalists: int | None = None
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -64,8 +66,10 @@ class Comparison(Experiment):
                 settings = self._chosen(trials, method).settings
                 solver = lab.solver_for(METHODS[method].solver)
                 finals += [_job("final", task, method, solver, settings, seed) for seed in range(seeds)]
-            if self.logistic:
-                finals += [_job("final", task, LOGISTIC, None, {}, seed) for seed in range(seeds)]
+            controls = [LOGISTIC] * self.logistic + [USUAL_GCN] * self.usual_gcn
+            finals += [
+                _job("final", task, name, None, {}, seed) for name in controls for seed in range(seeds)
+            ]
             lab.run(finals, f"{task}, finals")
 
     def _trials(self, task: str, lab: Lab) -> list[Job]:
@@ -100,6 +104,8 @@ class Comparison(Experiment):
             task = self.tasks[job["task"]](job["seed"], tuning, job["quick"])
             if job["method"] == LOGISTIC:
                 return task.logistic()
+            if job["method"] == USUAL_GCN:
+                return task.usual_gcn()
             solver = {} if job["solver"] is None else {"solver": job["solver"]}
             settings = job["settings"] | solver
             return train(task, job["method"], settings, job["seed"], watch=0 if tuning else self.watch)
@@ -130,7 +136,7 @@ class Comparison(Experiment):
         ]
         own = own[known]
         finals = current_finals(own, ["tuned"], self.choose)
-        order = {method: place for place, method in enumerate((*METHODS, LOGISTIC))}
+        order = {method: place for place, method in enumerate((*METHODS, LOGISTIC, USUAL_GCN))}
         return where(own, stage="trial"), finals.sort_values(
             "method", key=lambda m: m.map(order), kind="stable"
         )
@@ -190,7 +196,8 @@ class Comparison(Experiment):
             _, finals = self._current(runs, task)
             for (method, rival), result in self._duels(finals).items():
                 if method == OURS:
-                    runs_of = (where(finals, method=m)[score.name] for m in (method, rival, CEILING))
+                    top = next((m for m in CEILINGS if m in set(finals["method"])), "")
+                    runs_of = (where(finals, method=m)[score.name] for m in (method, rival, top))
                     mean, other, ceiling = (str(estimate(own)) if len(own) else "–" for own in runs_of)
                     versus = f"{other} ({rival.removeprefix('BinaryConnect ')})"
                     rows.append([task, score.label, mean, versus, str(result), ceiling])
