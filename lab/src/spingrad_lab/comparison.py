@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, Settings
+from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, USUAL_GCN, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Duel, estimate, judged
@@ -15,7 +15,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, best_trial, current_finals, matched
 
-OURS, CONTROL = DEFAULT, "real weights, Adam"
+OURS, CONTROLS = DEFAULT, (USUAL_GCN, "real weights, Adam")
 MIN_POINTS = 4
 """Of a curve; fewer would be joined by straight lines that nobody has measured."""
 
@@ -38,6 +38,7 @@ class Comparison(Experiment):
         tuning_seeds: Number of runs of each trial.
         watch: Points of the curve that final runs keep.
         logistic: Whether logistic regression is a control.
+        usual_gcn: Whether the usual GCN with real weights is a control.
         trials: Settings to try, in place of those in ``METHODS``.
         finalists: If given, only QP-SBGD and this many of the best baselines by validation get final runs.
         paper: The paper's numbers, by task and method.
@@ -54,6 +55,7 @@ class Comparison(Experiment):
     tuning_seeds: int = 1
     watch: int = 20
     logistic: bool = True
+    usual_gcn: bool = False
     trials: dict[str, list[Settings]] = field(default_factory=dict)
     finalists: int | None = None
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -68,8 +70,10 @@ class Comparison(Experiment):
                 settings = self._chosen(trials, method).settings
                 solver = lab.solver_for(METHODS[method].solver)
                 finals += [_job("final", task, method, solver, settings, seed) for seed in range(seeds)]
-            if self.logistic:
-                finals += [_job("final", task, LOGISTIC, None, {}, seed) for seed in range(seeds)]
+            controls = [LOGISTIC] * self.logistic + [USUAL_GCN] * self.usual_gcn
+            finals += [
+                _job("final", task, name, None, {}, seed) for name in controls for seed in range(seeds)
+            ]
             lab.run(finals, f"{task}, finals")
 
     def _trials(self, task: str, lab: Lab) -> list[Job]:
@@ -109,6 +113,8 @@ class Comparison(Experiment):
             task = self.tasks[job["task"]](job["seed"], tuning, job["quick"])
             if job["method"] == LOGISTIC:
                 return task.logistic()
+            if job["method"] == USUAL_GCN:
+                return task.usual_gcn()
             solver = {} if job["solver"] is None else {"solver": job["solver"]}
             settings = job["settings"] | solver
             return train(task, job["method"], settings, job["seed"], watch=0 if tuning else self.watch)
@@ -139,7 +145,7 @@ class Comparison(Experiment):
         ]
         own = own[known]
         finals = current_finals(own, ["tuned"], self.choose)
-        order = {method: place for place, method in enumerate((*METHODS, LOGISTIC))}
+        order = {method: place for place, method in enumerate((*METHODS, LOGISTIC, USUAL_GCN))}
         return where(own, stage="trial"), finals.sort_values(
             "method", key=lambda m: m.map(order), kind="stable"
         )
@@ -185,7 +191,7 @@ class Comparison(Experiment):
         if not baselines:
             return []
         rival = max(baselines, key=lambda m: score.sign * means[m])
-        control = list(where(finals, method=CONTROL)[score.name])
+        control = next((list(where(finals, method=m)[score.name]) for m in CONTROLS if m in means.index), [])
         return [
             Duel(
                 task,
@@ -222,7 +228,7 @@ class Comparison(Experiment):
         ends = {m: score.sign * float(np.mean([run[-1] for run in runs])) for m, (_, runs) in series.items()}
         baselines = [m for m in series if m in METHODS and METHODS[m].kind == "baseline"]
         best = sorted(baselines, key=lambda m: -ends[m])[:2]
-        named = [m for m in (OURS, PUBLISHED, *best, CONTROL) if m in series]
+        named = [m for m in (OURS, PUBLISHED, *best, *CONTROLS) if m in series]
         return figures.Panel(series, levels, named, score.higher_is_better)
 
     def _figure(self, panels: dict[str, figures.Panel]) -> Figure:

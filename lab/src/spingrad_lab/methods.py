@@ -191,3 +191,5 @@ say otherwise) in all directions, its target tuned.
 
 LOGISTIC = "logistic regression"
 """A control that trains no network: scikit-learn's, on the same features."""
+USUAL_GCN = "usual GCN, real weights"
+"""A control on citation graphs: the network of Kipf and Welling, as they train it."""

@@ -127,7 +127,7 @@ class ClassifiedDigits(Experiment):
             "of the 2s",
         ]
         header += ["seeds", "paper, images shown"]
-        table = Table(header, rows, "Accuracy of networks 16-4-2 trained by *QP-SBGD as published*")
+        table = Table(header, rows, "Accuracy of networks 16-4-2 trained by QP-SBGD as published")
         own = where(runs, features=list(CLASSIFIED)[-1])
         middle = own.sort_values(["test_accuracy", "seed"]).iloc[len(own) // 2]
         return Section([self._note(middle)], [table], [_classified(middle, digit) for digit in (1, 2)])

@@ -181,7 +181,9 @@ def _picture(trials: dict[str, pd.DataFrame]) -> Any:
                 )
                 panel.plot(*zip(*points, strict=True), dash, color=colour, label=method, linewidth=1.4)
         panel.set(xscale="log", title=name)
-    for panel in axes[-1]:
+    for panel in axes.flat[len(trials) :]:  # networks that are not run yet
+        panel.set_axis_off()
+    for panel in axes.flat:
         panel.set_xlabel("learning rate")
     for panel in axes[:, 0]:
         panel.set_ylabel("validation accuracy")

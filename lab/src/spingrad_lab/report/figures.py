@@ -54,6 +54,7 @@ STYLES = {
     "binary layers frozen": (BLACK, ":"),
     "real weights, Adam": (BLACK, "--"),
     "logistic regression": (BLACK, "-."),
+    "usual GCN, real weights": (GREEN, ":"),
 }
 
 

@@ -52,6 +52,10 @@ class Task(ABC):
         """Scores of logistic regression on the same features."""
         raise NotImplementedError
 
+    def usual_gcn(self) -> dict[str, float]:
+        """Scores of the usual graph network with real weights, for tasks on citation graphs."""
+        raise NotImplementedError
+
 
 class VectorTask(Task):
     """A task whose data are vectors: ``train`` and ``test`` (or validation) pairs of inputs and classes."""
