@@ -198,3 +198,12 @@ def test_wrong_arguments_are_explained():
         Bop(params, threshold=-1)
     with pytest.raises(ValueError, match="lr is a finite number of at least 0, got -1"):
         SignSGD(params, lr=-1)
+
+
+@pytest.mark.parametrize("baseline", [SignSGD, Bop, ProxQuant])
+def test_a_baseline_that_follows_qpsbgd_takes_over_its_weights(baseline):
+    model = BinaryLinear(4, 2)
+    QPSBGD(binary_parameters(model))
+    baseline([model.weight])
+    model(torch.ones(3, 4)).sum().backward()
+    assert model.weight.grad is not None

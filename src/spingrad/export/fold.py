@@ -325,7 +325,7 @@ def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
         shift = 0
     else:
         room = min(
-            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(np.abs(offset).max() + 1)[1]
+            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(float(np.abs(offset).max()))[1]
         )
         shift = max(0, min(room - 1, 40))
     half = 2.0 ** (shift - 1) if shift else 0.0
