@@ -175,7 +175,7 @@ def test_jobs_that_always_fail_end_in_an_error_at_a_gentle_pace(sapi, run):
 @pytest.mark.parametrize("stage", ["poll", "load"])
 def test_a_request_that_fails_once_is_made_again(sapi, run, stage):
     solver = run()
-    sapi.inject(stage, "reset")
+    sapi.inject(stage, "status", code=503)
     step(solver)
     assert len(sapi.ledger()) == 1
 
