@@ -21,6 +21,7 @@ from spingrad.solvers import (
     GurobiSolver,
     SignSolver,
     derive_seed,
+    gurobi,
 )
 from spingrad.testing import check_solver, random_problem
 
@@ -66,6 +67,18 @@ def test_importing_spingrad_imports_no_annealer():
 
 
 # Gurobi
+
+
+@needs_gurobi
+def test_the_objective_of_gurobi_is_the_energy_so_that_gaps_are_fractions_of_it(monkeypatch):
+    def optimize(model):
+        plain(model)
+        found.append(model.ObjVal)
+
+    found, plain = [], gurobi._optimize
+    monkeypatch.setattr(gurobi, "_optimize", optimize)
+    solution = GurobiSolver().solve(random_problem(6, 5, 3, seed=0))
+    assert found == pytest.approx(solution.energy.tolist(), rel=1e-5)
 
 
 @pytest.mark.slow

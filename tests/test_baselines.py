@@ -9,6 +9,7 @@ from torch import nn
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
 from spingrad.nn.sign import spins_of
+from spingrad.recording import record_of
 from spingrad.solvers import SignSolver
 
 METHODS = {
@@ -198,3 +199,12 @@ def test_wrong_arguments_are_explained():
         Bop(params, threshold=-1)
     with pytest.raises(ValueError, match="lr is a finite number of at least 0, got -1"):
         SignSGD(params, lr=-1)
+
+
+@pytest.mark.parametrize("baseline", [SignSGD, Bop, ProxQuant])
+def test_a_baseline_that_follows_qpsbgd_takes_over_its_weights(baseline):
+    model = BinaryLinear(4, 2)
+    QPSBGD(binary_parameters(model))
+    assert record_of(model.weight) is not None
+    baseline([model.weight])
+    assert record_of(model.weight) is None

@@ -318,6 +318,11 @@ def test_biases_and_scales_per_unit_before_a_hardtanh_are_those_of_torch():
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
 
 
+def test_a_hidden_layer_may_have_one_unit():
+    packed = pack(made(lambda: nn.Sequential(BinaryLinear(9, 1), nn.Hardtanh(), BinaryLinear(1, 2))))
+    assert packed.scores(np.full((1, 9), 255, np.uint8)).shape == (1, 2)
+
+
 def test_a_unit_whose_scale_is_zero_is_refused():
     model = nn.Sequential(BinaryLinear(4, 2, scale=torch.tensor([1.0, 0.0])), Sign(), BinaryLinear(2, 2))
     with pytest.raises(ValueError, match="a scale per unit must be positive"):

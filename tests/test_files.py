@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -11,12 +12,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 from file_helpers import FOREIGN
 
 from spingrad import _files
-from spingrad._files import FIRST_LINE, FileFormatError, append_record, read_records, write_atomically
+from spingrad._files import (
+    FIRST_LINE,
+    FileFormatError,
+    append_record,
+    check_own,
+    read_records,
+    write_atomically,
+)
 
 RECORDS = [{"seed": seed, "curve": [0.1 * seed, 1.0], "name": "Ω"} for seed in range(5)]
 
@@ -62,6 +71,26 @@ def test_a_record_of_more_than_64_mb_is_refused_before_anything_is_written(path)
     with pytest.raises(ValueError, match="may have 67108864 bytes"):
         append_record(path, "x" * 64 * 2**20)
     assert not path.exists()
+
+
+def test_a_lock_that_is_not_free_within_a_minute_is_an_error_that_names_the_file(path, monkeypatch):
+    def held(lock, timeout, **_):
+        waited.append(timeout)
+        raise filelock.Timeout(lock)
+
+    waited = []
+    monkeypatch.setattr(_files, "FileLock", held)
+    with pytest.raises(OSError, match=re.escape(str(path))):
+        append_record(path, {})
+    assert waited == [60.0]
+
+
+def test_a_mark_after_the_first_8192_bytes_does_not_make_a_file_ours(path):
+    path.write_bytes(b"x" * (8192 - 8) + b"spingrad")
+    check_own(path, b"spingrad")
+    path.write_bytes(b"x" * (8192 - 7) + b"spingrad")
+    with pytest.raises(FileFormatError, match="one that spingrad has written"):
+        check_own(path, b"spingrad")
 
 
 # Files that are replaced

@@ -183,6 +183,12 @@ def test_wrong_shapes_are_explained():
         BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
 
 
+def test_the_energy_between_the_spins_is_that_of_the_least_squares_form():
+    Z, V, G = (torch.randn(*shape, dtype=torch.float64) for shape in ((5, 4), (5, 3), (4, 3)))
+    energy = BinaryQuadratic.least_squares(Z, V).energy(G)
+    torch.testing.assert_close(energy, (V - Z @ G).square().sum(0))
+
+
 def test_a_unit_that_is_not_there_is_refused():
     problem = random_problem(4, 3, 2, seed=0)
     for unit in (-1, 2):

@@ -172,6 +172,24 @@ def test_jobs_that_always_fail_end_in_an_error_at_a_gentle_pace(sapi, run):
     assert all(times[i + 5] - times[i] >= 1.0 for i in range(len(times) - 5))
 
 
+@pytest.mark.parametrize("stage", ["poll", "load"])
+def test_a_request_that_fails_once_is_made_again(sapi, run, stage):
+    solver = run()
+    sapi.inject(stage, "status", code=503)
+    step(solver)
+    assert len(sapi.ledger()) == 1
+
+
+def test_a_request_that_got_lost_costs_nothing_once_another_job_has_answered(sapi, run):
+    solver = run()
+    sapi.inject("submit", "reset")
+    step(solver)
+    attempts = solver._journal.attempts.values()
+    assert (len(attempts), len(sapi.ledger())) == (2, 1)
+    assert not any(attempt.is_open for attempt in attempts)
+    assert books_agree(solver, sapi)
+
+
 def test_threads_that_take_the_same_step_share_one_job(sapi, run):
     solver = run()
     with ThreadPoolExecutor(4) as pool:

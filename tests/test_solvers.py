@@ -297,6 +297,21 @@ def test_a_sampler_may_answer_in_any_order():
     assert torch.equal(spins, ExactSolver().solve(problem).spins)
 
 
+def test_a_sampler_gets_the_model_of_each_unit():
+    class Spy(Shuffled):
+        def sample(self, bqm, **kwargs):
+            seen.append(bqm.copy())
+            return super().sample(bqm)
+
+    seen = []
+    problem = random_problem(6, 5, 2, seed=0)
+    DimodSolver(Spy()).solve(problem)
+    for unit, bqm in enumerate(seen):
+        expected = problem.to_bqm(unit)
+        expected.offset = bqm.offset
+        assert bqm.is_almost_equal(expected)
+
+
 def test_the_seed_reaches_the_sampler_unless_the_user_sets_one():
     seen = []
 

@@ -64,6 +64,20 @@ def test_a_request_that_another_thread_aborts_does_not_wait_for_its_work():
     assert cleaned.wait(PATIENCE)
 
 
+def test_a_socket_that_opens_after_the_abort_is_closed_at_once():
+    class Pool:
+        class ConnectionCls:
+            def _new_conn(self):
+                return late
+
+    late, other = socket.socketpair()
+    connection = transport.Connection()
+    connection.abort()
+    with other, pytest.raises(ConnectionAbortedError):
+        transport._watched(Pool, connection).ConnectionCls()._new_conn()
+    assert late.fileno() == -1
+
+
 def test_every_request_ends_whatever_the_server_does():
     def case(kind, scheme):
         with hostile_server(kind) as port:

@@ -282,8 +282,8 @@ class _Folding:
             self._append(_line(slope, offset, (EXACT // 2) / max(largest, 1e-30), EXACT // 2))
             return
         one = min(FINEST, (EXACT - 1) // next_fan_in)  # the integer that stands for hardtanh's 1
-        inverse = round(1 / slope[0]) if slope[0] > 1e-9 else 0
-        if not offset.any() and np.allclose(slope * inverse, 1, rtol=1e-9) and 0 < inverse <= one:
+        inverse = round(1 / max(slope[0], 1e-9))
+        if not offset.any() and np.allclose(slope * inverse, 1, rtol=1e-9) and inverse <= one:
             one, slope = inverse, np.full(len(slope), 1 / inverse)  # sums are only clipped, not rounded
         self._append(_line(slope, offset, one, one))
         self._finish(1 / one)
@@ -325,7 +325,7 @@ def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
         shift = 0
     else:
         room = min(
-            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(np.abs(offset).max() + 1)[1]
+            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(float(np.abs(offset).max()))[1]
         )
         shift = max(0, min(room - 1, 40))
     half = 2.0 ** (shift - 1) if shift else 0.0

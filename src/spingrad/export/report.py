@@ -214,5 +214,5 @@ def example(widths: Shape = (784, 1024, 1024, 10)) -> PackedModel:
     generator = np.random.default_rng(0)
     stages: list[Stage] = []
     for fan_in, units in itertools.pairwise(widths):
-        stages += [Linear(bits_of_spins(generator.choice([-1, 1], (units, fan_in))), fan_in), Threshold()]
+        stages += [Linear(bits_of_spins(generator.normal(size=(units, fan_in))), fan_in), Threshold()]
     return PackedModel("pixels", widths[:1], tuple(stages[:-1]))

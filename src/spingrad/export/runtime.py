@@ -127,7 +127,7 @@ def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) ->
     def convolve(x: Array) -> Array:
         groups = np.split(x, stage.groups, 1)
         sums = np.concatenate([part(group) for part, group in zip(parts, groups, strict=True)], 1)
-        return np.moveaxis(sums.reshape(len(x), *after.shape[1:], -1), -1, 1)
+        return np.moveaxis(sums.reshape(len(x), *after.shape[1:], after.shape[0]), -1, 1)
 
     return convolve
 

@@ -68,7 +68,7 @@ class ExactSolver(Solver):
     def _search_used(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, Info]:
         deadline = float("inf") if self.time_limit is None else time.monotonic() + self.time_limit
         bundles, whole, problem = list(_bundles(problem)), problem, problem.compressed()
-        start = BlockDescentSolver(num_sweeps=16, num_reads=16).solve(problem, seed=seed).spins.cpu()
+        start = BlockDescentSolver.accurate().solve(problem, seed=seed).spins.cpu()
         found, alone = start, len(bundles) == len(start)  # every spin a bundle of its own, in their order
         if not alone:
             found = torch.stack([bundle.value(start) for bundle in bundles])  # (number of bundles, m)
