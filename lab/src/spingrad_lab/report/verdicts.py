@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from spingrad_lab.experiments import EXPERIMENTS
 from spingrad_lab.report.sections import Table
-from spingrad_lab.runs import read_lines, to_frame, where
+from spingrad_lab.runs import current_lines, to_frame, where
 from spingrad_lab.trials import ahead
 
 Verdict = Literal["reproduced", "not reproduced", "cannot be tested here", "not run yet"]
@@ -63,7 +64,7 @@ def judged(item: Item, folder: Path) -> Judgement:
     """The judgement of one item; without the runs it needs there is none yet."""
     if not item.experiment:
         return item.judge(pd.DataFrame())
-    lines = read_lines(folder / f"{item.experiment}.jsonl")
+    lines, _ = current_lines(folder / f"{item.experiment}.jsonl", EXPERIMENTS[item.experiment])
     try:
         return item.judge(to_frame(lines))
     except NotRunError as missing:
