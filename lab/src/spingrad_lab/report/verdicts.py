@@ -243,7 +243,9 @@ def _features(runs: pd.DataFrame) -> Judgement:
     _need(len(runs) > 0, "no runs of feature-extraction")
     points = np.mean([len(own) for own in runs["points"]])
     return Judgement(
-        f"{points:.0f} key points, 16 bits", "reproduced", "with superpixels of our own: theirs are lost"
+        f"{points:.0f} key points, 16 bits",
+        "cannot be tested here",
+        "an illustration; drawn anew, with superpixels of our own: theirs are lost",
     )
 
 
@@ -256,13 +258,9 @@ def _classified(digit: int) -> Callable[[pd.DataFrame], Judgement]:
             for _, run in own.iterrows()
         ]
         right = [float(np.mean([given == digit for given in given_])) for given_ in own[f"{digit}s as"]]
-        inside = min(both) <= 0.725 <= max(both)
-        verdict: Verdict = "reproduced" if inside else "not reproduced"
         ours = f"{np.mean(right):.1%} of the {digit}s; of both {np.mean(both):.1%}"
         ours += f" ({min(both):.1%} to {max(both):.1%})"
-        return Judgement(
-            ours, verdict, "its 72.5 % lies " + ("within" if inside else "outside") + " the range; no QPU"
-        )
+        return Judgement(ours, "cannot be tested here", "one network on a QPU; ours are on a computer")
 
     return judge
 
