@@ -34,6 +34,7 @@ class Memory(Experiment):
     title = "Memory"
     source = "one large layer at a time"
     repeats = 3
+    revision = 2  # since the default has 32 directions and two sweeps
 
     def plan(self, lab: Lab) -> None:
         layers = QUICK if lab.quick else LAYERS

@@ -22,7 +22,7 @@ from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench import beside
 from spingrad_lab.bench.beside import Turn, package_in, revision, steps_of
 from spingrad_lab.bench.timing import batch, network
-from spingrad_lab.methods import ONE_BATCH
+from spingrad_lab.methods import ONE_BATCH, OneSweep
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
@@ -35,8 +35,8 @@ METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
     "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
-    "QP-SBGD, 32 directions, 2 sweeps": lambda model: QPSBGD(
-        binary_parameters(model), rank=32, solver=BlockDescentSolver(num_sweeps=2)
+    "QP-SBGD, 8 directions, 1 sweep": lambda model: QPSBGD(
+        binary_parameters(model), rank=8, solver=OneSweep()
     ),
     "QP-SBGD, all directions": lambda model: QPSBGD(binary_parameters(model), rank=None),
     "QP-SBGD, one batch alone": lambda model: QPSBGD(binary_parameters(model), **ONE_BATCH),
@@ -53,6 +53,7 @@ class Step(Experiment):
     title = "The time of a training step"
     source = "784-1024-1024-10 on MNIST and a small convolutional network on Fashion-MNIST"
     repeats = 3
+    revision = 2  # since the default has 32 directions and two sweeps
 
     def __init__(self, device: str = "cpu", beside: Path | None = None) -> None:
         self.device, self.beside = device, beside
