@@ -190,7 +190,7 @@ def _in_points(finals: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gain_over_default(scores: pd.DataFrame, solver: str) -> dict[int, Paired]:
-    """By fan-in, in points of test accuracy: a solver less the default, where both were trained with."""
+    """By fan-in, in points of test accuracy: a solver less block descent, where both were trained with."""
     return {
         n: ahead(own, solver, "block", "solver", "points")
         for n, own in groups(_in_points(scores.sort_values("fan_in")), "fan_in")
@@ -255,7 +255,7 @@ def _answers(gains: dict[Any, Paired], scores: pd.DataFrame, ours: str) -> list[
     if results := _gain_over_default(scores, "exact"):
         text = "; ".join(f"fan-in {n}: {_points(result)}" for n, result in results.items())
         notes.append(
-            "**Do I need an annealer?** Exact solutions instead of the default solver's (without momentum, "
+            "**Do I need an annealer?** Exact solutions instead of those of block descent (without momentum, "
             f"all directions), in points of test accuracy: {text}."
         )
     return notes
@@ -300,8 +300,8 @@ def _picture(gains: dict[Any, Paired], gaps: pd.DataFrame, scores: pd.DataFrame)
     axes[1, 2].set(
         xscale="log",
         xlabel="fan-in n",
-        ylabel="points against the default",
-        title="the same networks\nagainst the default solver",
+        ylabel="points against block descent",
+        title="the same networks\nagainst block descent",
     )
     for panel in axes[1]:
         panel.set_xticks([4, 9, 16, 25, 49, 100, 196], ["4", "9", "16", "25", "49", "100", "196"])
@@ -341,7 +341,9 @@ def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
     axes.set_yticks(range(len(DEPTHS)), [str(d) for d in DEPTHS])
     axes.grid(False)
     axes.set(
-        xlabel="width", ylabel="hidden layers", title="Should I use this?\nQP-SBGD minus signSGD, points"
+        xlabel="width",
+        ylabel="hidden layers",
+        title="Should I use this?\nall directions minus signSGD, points",
     )
 
 
@@ -359,7 +361,7 @@ def _bars(axes: Any, bars: dict[str, Paired | None], title: str) -> None:
     axes.set_yticks(places, list(shown))
     axes.invert_yaxis()
     axes.axvline(0, color=figures.BLACK, linewidth=0.8)
-    axes.set(xlabel="QP-SBGD minus signSGD, points", title=title)
+    axes.set(xlabel="all directions minus signSGD, points", title=title)
 
 
 REGIMES = Regimes()
