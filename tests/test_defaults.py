@@ -12,7 +12,7 @@ from spingrad.distributed.vote import Vote
 from spingrad.solvers import BlockDescentSampler, BlockDescentSolver, ExactSolver, GurobiSolver, Solver
 
 DEFAULTS = {
-    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, rank=8, rows='uniform', clamp=1.0, "
+    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, rank=32, rows='uniform', clamp=1.0, "
     "seed=0, on_nonfinite='raise', keep_grad=False, per_rank=False",
     DistributedQPSBGD: "lr=0.003, reduction='gather', group=None, solver=None, check_every=100",
     ProxQuant: "regularization=0.001, optimizer=<class 'torch.optim.adam.Adam'>",
