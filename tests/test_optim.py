@@ -268,7 +268,7 @@ def test_by_default_the_quadratic_term_keeps_the_directions_that_lead():
     whole = posed(record, target_rms="auto")
     optimizer.step()
     (sent,) = solver.calls
-    assert sent.rows.shape == (8, 40)
+    assert sent.rows.shape == (32, 40)
     torch.testing.assert_close(sent.H, whole.H)
     lost = (sent.rows.gram() - whole.rows.gram()).norm() / whole.rows.gram().norm()
     assert 0 < lost < 0.05
