@@ -17,6 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 ROOT = Path(__file__).parents[2]
 TIMED = {"runtime"}
 """Experiments that measure nothing but time."""
+COSTLY = {"cifar", "fashion", "mnist", "pubmed-raw", "regimes", "step", "twenty-epochs"}
+"""Experiments whose quick runs take longest, and whose tasks and methods are those of others."""
+NAMES = [
+    pytest.param(name, marks=pytest.mark.long if name in COSTLY else pytest.mark.slow)
+    for name in EXPERIMENTS
+    if name not in TIMED
+]
 
 
 def measured(line):
@@ -46,8 +53,7 @@ def computed(name, jobs, folder, workers):
     return {json.dumps(line.job): measured(line) for line in lines}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TIMED])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_repeats_in_another_process(name, data_folder, tmp_path):
     jobs = some_jobs(name, tmp_path)
     here = computed(name, jobs, tmp_path, workers=0)

@@ -77,7 +77,6 @@ _VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "cannot be tes
 def _finals(experiment: str, runs: pd.DataFrame, task: str) -> pd.DataFrame:
     """Final runs of a comparison, of which the rows as published must be there."""
     from spingrad_lab.comparison import Comparison
-    from spingrad_lab.experiments import EXPERIMENTS
 
     comparison = EXPERIMENTS[experiment]
     assert isinstance(comparison, Comparison)
