@@ -1,6 +1,8 @@
 """``spingrad-lab bench``: every benchmark at its quick size, and what it measures."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -108,3 +110,17 @@ def test_exponents_and_peaks():
     assert exponent(larger_half(points)) == pytest.approx(2, abs=0.01)
     found = measure("linear, 512 × 512, B = 64", "QP-SBGD")
     assert found["peak"] >= found["imported"] > 10**7
+
+
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    size = 2**30
+    child = "import sys; from spingrad_lab.bench.memory import peak; print(peak())"
+    parent = (
+        f"import subprocess, sys; from spingrad_lab.bench.memory import peak; held = bytearray({size}); "
+        f"held[::4096] = b'1' * ({size} // 4096); print(peak()); sys.stdout.flush(); "
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    own, childs = map(int, run.stdout.split())
+    assert own > size
+    assert childs < own - size // 2

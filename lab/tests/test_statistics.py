@@ -71,3 +71,7 @@ def test_level_is_said_only_where_equivalence_was_shown(first, adjusted_p, equiv
 
 def test_the_lower_loss_is_ahead():
     assert verdict(paired([0.1, 0.2], [0.5, 0.5]), 0.01, 1.0, higher_is_better=False) == "ahead"
+
+
+def test_a_single_seed_has_a_difference_and_nothing_else():
+    assert str(paired([0.9], [0.7])) == "+0.2000, one seed"

@@ -63,7 +63,7 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
             raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
         if not state:
             continue
-        check_whole(f"the loaded 'step' of weight {key}", state.get("step"), 0, 2**63 - 1)
+        check_whole(f"the loaded 'step' of weight {key}", state.get("step"), 0)
         average = state.get("exp_avg")
         shape = weights[key].shape if key in weights else None
         if not isinstance(average, Tensor) or average.shape != shape or not average.is_floating_point():

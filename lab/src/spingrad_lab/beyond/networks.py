@@ -2,47 +2,35 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
-import torch
 from torch.optim import Optimizer
 
 from spingrad import QPSBGD
-from spingrad.baselines import BinaryConnect, SignSGD
-from spingrad.solvers import BlockDescentSolver
-from spingrad_lab.methods import DEFAULT, PAPER_READING, PUBLISHED, USUAL, Method, Params, Reading, Settings
+from spingrad.baselines import BinaryConnect
+from spingrad_lab.methods import DEFAULT, METHODS, PUBLISHED, USUAL, Method, Params, Reading, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Duel, Paired, equivalence, estimate, family, verdict
+from spingrad_lab.report.statistics import Duel, estimate, judged
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, LONG, SPEECH, TEXT, Built, Norm
 from spingrad_lab.tasks.training import train
-from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, ahead, best_trial, current_finals, matched
+from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, best_trial, current_finals, matched
 
 RATES = tuple(float(f"{10 ** (2 * k / 3 - 5):.3g}") for k in range(7))
 """Learning rates over four decades, for steps that move a weight by about the learning rate."""
-
-
-def _adam(params: Params, seed: int, lr: float) -> Optimizer:
-    return BinaryConnect(params, torch.optim.Adam, lr=lr, betas=(0.9, 0.99))
-
-
-def _sign_sgd(params: Params, seed: int, lr: float) -> Optimizer:
-    return SignSGD(params, lr=lr, momentum=0.9)
+BETA2 = 0.99  # of Adam
 
 
 def _muon(params: Params, seed: int, lr: float) -> Optimizer:
     return BinaryConnect(params, Muon, lr=30 * lr)  # an entry of its update is that much smaller than one
 
 
-def _default(params: Params, seed: int, lr: float) -> Optimizer:
-    return QPSBGD(params, lr, seed=seed)
-
-
 def _windowed(params: Params, seed: int, lr: float) -> Optimizer:
-    return Windowed(params, lr=lr, betas=(0.9, 0.99))
+    return Windowed(params, lr=lr, betas=(0.9, BETA2))
 
 
 def _sign_of_muon(params: Params, seed: int, lr: float) -> Optimizer:
@@ -51,10 +39,6 @@ def _sign_of_muon(params: Params, seed: int, lr: float) -> Optimizer:
 
 def _sign_of_foof(params: Params, seed: int, lr: float) -> Optimizer:
     return QPSBGD(params, lr, rank=None, solver=FOOF(), seed=seed)
-
-
-def _published(params: Params, seed: int, lr: float) -> Optimizer:
-    return QPSBGD.as_published(params, lr, solver=BlockDescentSolver(num_sweeps=5), seed=seed)
 
 
 @dataclass(frozen=True)
@@ -68,10 +52,10 @@ class Entrant:
 
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
-    DEFAULT: (_default, figures.VERMILION),
-    "Adam": (_adam, figures.BLUE),
+    DEFAULT: (METHODS[DEFAULT].make, figures.VERMILION),
+    "Adam": (partial(METHODS["BinaryConnect Adam"].make, beta2=BETA2), figures.BLUE),
     "Adam, window": (_windowed, figures.GREY),
-    "signSGD": (_sign_sgd, figures.GREEN),
+    "signSGD": (partial(METHODS["BinaryConnect signSGD"].make, momentum=0.9), figures.GREEN),
     "Muon": (_muon, figures.PURPLE),
     "sign of Muon": (_sign_of_muon, figures.SKY),
     "sign of FOOF": (_sign_of_foof, figures.ORANGE),
@@ -81,7 +65,7 @@ ENTRANTS = {
     name if norm == "none" else f"{name}, {norm}": Entrant(make, colour, norm)
     for norm in _NORMS
     for name, (make, colour) in _OPTIMIZERS.items()
-} | {PUBLISHED: Entrant(_published, figures.BLACK, reading=PAPER_READING)}
+} | {PUBLISHED: Entrant(METHODS[PUBLISHED].make, figures.BLACK, reading=METHODS[PUBLISHED].reading)}
 WITHOUT = (*_OPTIMIZERS, PUBLISHED)
 WITH = tuple(f"{name}, BatchNorm" for name in _OPTIMIZERS)
 TASKS: dict[str, type[Built]] = {**FULLY_CONNECTED, **LONG, **CIFAR, **TEXT, **SPEECH}
@@ -151,48 +135,45 @@ class Contest(Experiment):
         """Our entrant against the best of the rivals, on each network."""
         duels = []
         for task in self.tasks:
-            own = where(runs, task=task)
-            finals = own if own.empty else current_finals(own, ["method"], self.score)
-            means = {name: float(its[self.score.name].mean()) for name, its in groups(finals, "method")}
+            finals = self._finals(where(runs, task=task))
+            means = {name: float(own[self.score.name].mean()) for name, own in groups(finals, "method")}
             rivals = [name for name in means if not name.startswith(DEFAULT)]
             if self.ours in means and rivals:
                 best = max(rivals, key=lambda name: self.score.sign * means[name])
-                values = matched(finals, self.ours, best, score=self.score.name)
-                names = self.ours, best
-                duels.append(Duel(task, self.score.label, names, values, self._higher, self.margin))
+                duels.append(self._duel(task, finals, best))
         return duels
 
+    def _finals(self, runs: pd.DataFrame) -> pd.DataFrame:
+        return runs if runs.empty else current_finals(runs, ["method"], self.score)
+
+    def _duel(self, task: str, finals: pd.DataFrame, rival: str) -> Duel:
+        values = matched(finals, self.ours, rival, score=self.score.name)
+        better = self.score.higher_is_better
+        return Duel(task, self.score.label, (self.ours, rival), values, better, self.margin)
+
     def _table(self, task: str, runs: pd.DataFrame) -> Table | None:
-        if runs.empty or where(runs, stage="final").empty:
+        finals = self._finals(runs)
+        names = [name for name, _ in groups(finals, "method")]
+        if self.ours not in names:
             return None
-        finals = current_finals(runs, ["method"], self.score)
-        if where(finals, method=self.ours).empty:
-            return None
-        duels = {name: self._duel(finals, name) for name, _ in groups(finals, "method") if name != self.ours}
-        corrected = dict(zip(duels, family([own for own, _ in duels.values()]), strict=True))
+        duels = judged([self._duel(task, finals, name) for name in names if name != self.ours])
+        found = {duel.names[1]: (test, what) for duel, test, what in duels}
         rows = []
-        for name in (name for name in self.entrants if name == self.ours or name in duels):
-            own = where(finals, method=name)
+        for name in (name for name in self.entrants if name in names):
+            own = where(finals, method=name)[self.score.name]
             chosen = best_trial(where(runs, stage="trial", method=name), self.score)
-            row = [name, str(estimate(own[self.score.name])), "–", "–"]
-            if name in duels:
-                duel, level = corrected[name], duels[name][1]
-                what = verdict(duel, duel.p if duel.holm is None else duel.holm, level, self._higher)
-                row[2:] = [str(duel), f"**{what}**" if what in ("ahead", "behind") else what]
-            rows.append([*row, str(chosen), str(len(own))])
-        header = ["method", self.score.label, f"{self.ours} less this one", "it is", "chosen", "seeds"]
+            test, what = found.get(name, ("–", "–"))
+            said = f"**{what}**" if what in ("ahead", "behind") else what
+            rows.append([name, str(estimate(own)), str(test), said, str(chosen), str(len(own))])
+        header = [
+            "method",
+            self.score.label,
+            f"{self.ours} less this one",
+            f"{self.ours} is",
+            "chosen",
+            "seeds",
+        ]
         return Table(header, rows, f"{task}. Mean ± 95 % interval; Holm over the table.")
-
-    @property
-    def _higher(self) -> bool:
-        return self.score.higher_is_better
-
-    def _duel(self, finals: pd.DataFrame, name: str) -> tuple[Paired, float]:
-        """Our entrant less another, and the p-value of their equivalence."""
-        table = finals.pivot(index="seed", columns="method", values=self.score.name)
-        both = table[[self.ours, name]].dropna().astype(float)
-        level = equivalence(both[self.ours].to_list(), both[name].to_list(), self.margin)
-        return ahead(finals, self.ours, name, score=self.score.name), level
 
     def _rates(self, trials: pd.DataFrame) -> Any:
         """A panel for each network: the score over the learning rate, a curve for each method."""
@@ -216,7 +197,7 @@ class Contest(Experiment):
 def _draw(panel: Any, name: str, rates: list[float], scores: list[float]) -> None:
     entrant, points = ENTRANTS[name], sorted(zip(rates, scores, strict=True))
     line = {"none": "-", "Gain": "--", "BatchNorm": ":"}[entrant.norm]
-    width = 2.4 if name.startswith(DEFAULT) else 1.1
+    width = 2.4 if entrant.make is METHODS[DEFAULT].make else 1.1
     panel.plot(
         *zip(*points, strict=True), line, marker=".", color=entrant.colour, linewidth=width, label=name
     )
@@ -291,6 +272,7 @@ SPOKEN_DIGITS = Contest(
     seeds=5,
     margin=0.01,
     notes=(
-        "Free Spoken Digit Dataset, six speakers: 2,700 recordings to train, 300 to test (the custom split).",
+        "Free Spoken Digit Dataset, six speakers: 2,700 recordings to train, 300 to test (the customary "
+        "split).",
     ),
 )

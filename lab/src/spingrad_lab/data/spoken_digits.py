@@ -32,7 +32,7 @@ class Recording(NamedTuple):
 
 @cache
 def spoken_digits() -> tuple[Recording, ...]:
-    """All recordings; custom is to test on takes 0 to 4 of each digit and speaker (Jackson et al.).
+    """All recordings; it is customary to test on takes 0 to 4 of each digit and speaker (Jackson et al.).
 
     Read from ``$SPINGRAD_DATA/fsdd``: the archive ``fsdd_recordings.tar.xz``, or the folder ``recordings`` of
     a checkout of the data set.

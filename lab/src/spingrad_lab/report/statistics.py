@@ -52,6 +52,8 @@ class Paired(NamedTuple):
     """The p-value corrected for all tests of its family (see :func:`family`), if it is part of one."""
 
     def __str__(self) -> str:
+        if math.isnan(self.difference.half):
+            return f"{self.difference.mean:+.4f}, one seed"
         named = f"p = {self.p:.2g}" if self.holm is None else f"Holm p = {self.holm:.2g}"
         return f"{self.difference.mean:+.4f} ± {self.difference.half:.4f}, {named}"
 

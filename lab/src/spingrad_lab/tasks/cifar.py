@@ -20,14 +20,34 @@ def photographs(split: Split) -> tuple[Tensor, Tensor]:
     return (data.images.float() - mean) / deviation, data.labels
 
 
-class SmallCifar(VectorTask):
+class Photographs(VectorTask):
+    """Photographs, half of them mirrored in each epoch."""
+
+    exact = False
+
+    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
+        x, y = self.train
+        for rows in torch.randperm(len(x)).split(self.batch):
+            mirrored = torch.rand(len(rows), 1, 1, 1) < 0.5
+            images = torch.where(mirrored, x[rows].flip(3), x[rows])
+            yield lambda model, images=images, rows=rows: loss_of(model(images), y[rows])  # type: ignore[misc]
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        x, y = self.test
+        out = torch.cat([model(images) for images in x.split(500)])
+        return {
+            "test_loss": float(loss_of(out, y)),
+            "test_accuracy": float((out.argmax(1) == y).float().mean()),
+        }
+
+
+class SmallCifar(Photographs):
     """Three convolutions with BatchNorm, the first of them real, on 10,000 images; half are mirrored.
 
     For tuning, 5,000 other training images are held out.
     """
 
     epochs, batch, channels = 4, 100, 32
-    exact = False
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         x, y = photographs("train")
@@ -46,18 +66,3 @@ class SmallCifar(VectorTask):
             BinaryConv2d(2 * c, 4 * c, 3, stride=2, padding=1), nn.BatchNorm2d(4 * c), nn.Hardtanh(),
             nn.AvgPool2d(2), nn.Flatten(), BinaryLinear(64 * c, 10), nn.BatchNorm1d(10),
         )  # fmt: skip
-
-    def batches(self) -> Iterator[Callable[[nn.Module], Tensor]]:
-        x, y = self.train
-        for rows in torch.randperm(len(x)).split(self.batch):
-            mirrored = torch.rand(len(rows), 1, 1, 1) < 0.5
-            images = torch.where(mirrored, x[rows].flip(3), x[rows])
-            yield lambda model, images=images, rows=rows: loss_of(model(images), y[rows])  # type: ignore[misc]
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        x, y = self.test
-        out = torch.cat([model(images) for images in x.split(500)])
-        return {
-            "test_loss": float(loss_of(out, y)),
-            "test_accuracy": float((out.argmax(1) == y).float().mean()),
-        }
