@@ -135,6 +135,7 @@ class Comparison(Experiment):
     def _current(self, runs: pd.DataFrame, task: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Trials of today's grids, and the final runs with the settings that these choose, by method."""
         own = where(runs, task=task)
+        own = own[[stage in ("trial", "final") for stage in own.get("stage", [])]]  # others have no method
         if own.empty:
             return own, own
         own = own.assign(tuned=own["method"].map(_tuned))
