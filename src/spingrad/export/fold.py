@@ -214,6 +214,8 @@ class _Folding:
             return self._sum([self._term(part) for part in node.args])
         if node.target in JOINS:
             return self._join(node)
+        if node.target == "repeat":
+            return self._repeated(self._term(node.args[0]), node.args[1:])
         if node.target in PADS:
             arguments: Any = node.args[1:]
             options: Any = node.kwargs
@@ -433,6 +435,16 @@ class _Folding:
         parts, *rest = node.args
         dim = rest[0] if rest else node.kwargs.get("dim", 0)
         terms = [self._term(part) for part in parts]  # type: ignore[union-attr]
+        return self._joined(terms, dim)
+
+    def _repeated(self, term: Term, times: Any) -> Term:
+        """``x.repeat(1, 2, 1, 1)``: the channels twice."""
+        count, *others = times[1:]
+        if times[0] != 1 or any(time != 1 for time in others):
+            raise ValueError(f"repeats {times}; only inputs or channels, dim=1, can be packed")
+        return term if count == 1 else self._joined([term] * count, 1)
+
+    def _joined(self, terms: Sequence[Term], dim: Any) -> Term:
         if dim != 1 and not (dim == -1 and len(terms[0].flow.shape) == 1):
             raise ValueError(f"joins along dim={dim}; only inputs or channels, dim=1, can be packed")
         terms = [self._settled(term) for term in terms]
