@@ -139,7 +139,7 @@ def test_hardtanh_of_a_square_fan_in_is_exact():
     inputs = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1  # all possible inputs
     packed = pack(model, kind="spins")
     rescale = packed.stages[1]
-    assert (rescale.limit, rescale.shift) == (4, 0)
+    assert (rescale.high, rescale.shift) == (4, 0)
     with torch.no_grad():
         scores = model(torch.from_numpy(inputs).float()).numpy()
     np.testing.assert_array_equal(packed.scores(inputs) / 8, scores)

@@ -1,42 +1,55 @@
-"""Converts a trained torch network to stages of bits and integers; biases and BatchNorm become thresholds.
+"""Converts a trained torch network, with its branches, to stages of bits and integers."""
 
-A bias or BatchNorm followed by a sign compares an integer with a constant. Over the finitely many integers
-that a unit can reach, torch's result is monotonic, so bisection with torch's own float32 arithmetic finds
-where the sign changes. The threshold then agrees with torch on every one of these integers, rounding
-included.
-"""
-
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import fx, nn
 
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import (
     EXACT,
+    INPUTS,
+    WIDEST,
+    Add,
     Array,
+    Concat,
     Convolution,
     Flatten,
     Flow,
     Kind,
     Linear,
+    Pad,
     Pool,
+    Product,
     Rescale,
     Shape,
     Stage,
-    Threshold,
     bits_of_spins,
+    reach,
+    whole_weights,
 )
-from spingrad.nn.conv import BinaryConv2d
+from spingrad.export.terms import Term
+from spingrad.export.trace import ADDITIONS, JOINS, PADS, SHAPES, as_module, peaks, place_of, traced
+from spingrad.nn.bits import Bits
+from spingrad.nn.conv import BinaryConv1d, BinaryConv2d
 from spingrad.nn.gain import Gain
 from spingrad.nn.linear import BinaryLayer, BinaryLinear
 from spingrad.nn.sign import Sign
 
-Norm = nn.BatchNorm1d | nn.BatchNorm2d
-FINEST = 2**14  # the largest integer that may stand for hardtanh's 1: a resolution of 6e-5
+FINEST = 2**14  # the largest integer that stands for the largest input of a layer: a resolution of 6e-5
+STREAM = 2**27  # the largest integer of the first sum of branches; 15 more of that size can be added
+LAYERS = BinaryLinear, BinaryConv1d, BinaryConv2d, nn.Linear, nn.Conv1d, nn.Conv2d
+IGNORED = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d
+MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d
+MEANS = nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d
+SUPPORTED = (
+    "BinaryLinear, BinaryConv1d, BinaryConv2d, Linear, Conv1d, Conv2d, Sign, ReLU, Hardtanh, BatchNorm1d, "
+    "BatchNorm2d, Gain, Bits, max and average pooling, Flatten, Dropout, additions, torch.cat, zero padding"
+)
 
 
 def pack(
@@ -44,26 +57,37 @@ def pack(
     shape: Shape | None = None,
     *,
     kind: Kind = "pixels",
-    scale: float = 1 / 255,
-    shift: float = 0.0,
+    scale: float | Sequence[float] = 1 / 255,
+    shift: float | Sequence[float] = 0.0,
+    calibration: Array | None = None,
 ) -> PackedModel:
     """Convert a trained network to bits and integers.
 
-    Supported, in ``nn.Sequential``: ``BinaryLinear``, ``BinaryConv2d``, ``Sign``, ``Hardtanh``,
-    ``BatchNorm`` or ``Gain`` after a binary layer, max and average pooling, ``Flatten``, ``Unflatten``
-    of the input, ``Dropout`` and ``Identity``.
+    The network may have branches, additions and ``torch.cat``. Supported are ``BinaryLinear``,
+    ``BinaryConv1d``, ``BinaryConv2d``, ``Sign``, ``ReLU``, ``Hardtanh``, ``BatchNorm``, ``Gain``, ``Bits``,
+    max and average pooling, ``Flatten``, ``Unflatten`` of the input, zero padding, ``Dropout`` and
+    ``Identity``. The weights of ``Linear``, ``Conv1d`` and ``Conv2d`` are rounded to int8, with a scale for
+    each unit.
+
+    Where all activations are signs, the sums of every layer and all classes are torch's. Other activations
+    and real layers are rounded, so that scores are close to torch's and a class can differ in rare cases.
 
     Args:
         model: The network, on any device. It is packed as it behaves in evaluation, and is not changed.
-        shape: Shape of one example, such as ``(1, 28, 28)``; not needed if the network begins with a linear
-            layer or ``Unflatten``.
+        shape: Shape of one example, such as ``(1, 28, 28)``, or ``(1, 8000)`` for a signal; not needed if
+            the network begins with a linear layer or ``Unflatten``.
         kind: ``"pixels"`` if the deployed network reads bytes, 0 to 255, and the torch network was trained on
-            ``scale * pixel + shift``; ``"spins"`` if inputs are -1 and +1.
-        scale: Factor on the pixels in training, positive. With a power of two, torch's own sums are exact.
-        shift: What was added to all pixels in training, such as ``-mean / std``.
+            ``scale * pixel + shift``; ``"int8"`` if it reads numbers from -128 to 127 in the same way;
+            ``"spins"`` if inputs are -1 and +1.
+        scale: Factor on the inputs in training, positive; one number, or one for each channel. With a power
+            of two, torch's own sums are exact.
+        shift: What was added to the inputs in training, such as ``-mean / std``; one number, or one for each
+            channel.
+        calibration: Some hundred examples as the deployed network reads them. Values that have no limit,
+            such as those of ``ReLU``, are clipped at the largest that occurs in them.
 
     Raises:
-        ValueError: The network holds a module, or an order of modules, that cannot be packed.
+        ValueError: The network holds something that cannot be packed; the message says where.
 
     Example:
         >>> model = nn.Sequential(BinaryLinear(784, 128), Sign(), BinaryLinear(128, 10))
@@ -71,281 +95,451 @@ def pack(
         >>> packed.num_weights, packed.classes(np.zeros((1, 784), np.uint8)).shape
         (101632, (1,))
     """
-    modules = list(_modules(model))
+    if kind not in INPUTS:
+        raise ValueError(f"kind must be one of {', '.join(INPUTS)}, got {kind!r}")
     if kind == "spins":
         scale, shift = 1.0, 0.0
-    if not (scale > 0 and math.isfinite(scale) and math.isfinite(shift)):
+    scales, shifts = np.asarray(scale, np.float64), np.asarray(shift, np.float64)
+    if not ((scales > 0).all() and np.isfinite(scales).all() and np.isfinite(shifts).all()):
         raise ValueError(f"scale must be positive and shift finite, got {scale} and {shift}")
-    if modules and isinstance(first := modules[0], nn.Unflatten):
-        shape, modules = tuple(first.unflattened_size), modules[1:]
-    if shape is None:
-        if not modules or not isinstance(modules[0], BinaryLinear):
-            raise ValueError("pass the shape of one example: pack(model, (channels, height, width), …)")
-        shape = (modules[0].in_features,)
+    graph = traced(copy.deepcopy(model).cpu().eval())
     with torch.no_grad():
-        stages = _Folding(kind, shape, scale, shift).run(modules)
-    return PackedModel(kind, shape, stages)
+        folding = _Folding(graph, kind, _shape(graph, shape), scales, shifts)
+        if calibration is not None:
+            folding.calibrate(np.asarray(calibration))
+        return folding.run()
 
 
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(model, nn.Sequential):
-        for module in model:
-            yield from _modules(module)
-    elif not isinstance(model, nn.Identity | nn.Dropout | nn.Dropout2d):
-        yield model
+def _shape(graph: fx.GraphModule, shape: Shape | None) -> Shape:
+    """The shape of one example in torch: as given, or as the first layer tells."""
+    if shape is not None:
+        return tuple(shape)
+    for node in graph.graph.nodes:
+        match as_module(node, graph):
+            case nn.Unflatten(dim=1) as first if -1 not in first.unflattened_size:
+                return (math.prod(first.unflattened_size),)
+            case BinaryLinear() | nn.Linear() as first:
+                return (first.in_features,)
+            case module if node.op != "placeholder" and not isinstance(module, (*IGNORED, nn.Flatten, Sign)):
+                break
+    raise ValueError("pass the shape of one example: pack(model, (channels, height, width), …)")
+
+
+class _Layer(NamedTuple):
+    """A layer as a stage, the factor on its sums, and its bias."""
+
+    stage: Product
+    factor: Array
+    bias: Array
 
 
 class _Folding:
-    """Translates module by module. At each point an integer k stands for torch's ``scale * k + shift``."""
+    """Translates the traced network node by node."""
 
-    def __init__(self, kind: Kind, shape: Shape, scale: float, shift: float) -> None:
-        bound = 255 if kind == "pixels" else 1
-        self.flow = Flow(kind, (), bound).then(shape, bound, kind)
-        self.scale, self.shift = scale, shift
+    def __init__(self, graph: fx.GraphModule, kind: Kind, shape: Shape, scale: Array, shift: Array) -> None:
+        self.graph, self.torch_shape = graph, shape
+        self.input = next(node for node in graph.graph.nodes if node.op == "placeholder")
+        self.shape = self._packed_shape(shape)
+        for values in (scale, shift):
+            if values.ndim > 1 or (values.ndim == 1 and len(values) != self.shape[0]):
+                raise ValueError(f"scale and shift are one number, or {self.shape[0]}, one for each channel")
+        self.scale, self.shift, self.kind = scale, shift, kind
         self.stages: list[Stage] = []
-        self.layer: BinaryLayer | None = None  # the last layer, until its activation comes
-        self.factor: float | Array = 1.0  # on the layer's sums: the layer's scale, one number or one per unit
-        self.constant: Array = np.zeros(1)  # part of each unit's sum in torch that comes from ``shift``
-        self.bias: Array = np.zeros(1)  # added after the factor
-        self.gain = 1.0  # on the layer's output; a sign does not depend on it
-        self.norm: Norm | None = None  # of the layer
-        self.postponed: list[Pool] = []  # max pooling after BatchNorm is moved behind the activation
+        self.reads: list[tuple[int, ...]] = []
+        self.layers = dict(self._layers())
+        self.peaks: dict[fx.Node, float] = {}
+        bound = INPUTS[kind]
+        flow = Flow(kind, (), bound).then(self.shape, bound, kind)
+        steps = ((lambda k: (k * torch.from_numpy(scale) + torch.from_numpy(shift)).float()),)
+        self.terms = {self.input: Term(0, flow, scale, shift, steps)}
 
-    def run(self, modules: Sequence[nn.Module]) -> tuple[Stage, ...]:
-        for place, module in enumerate(modules):
-            try:
-                self._visit(module, modules[place + 1 :])
-            except ValueError as error:
-                raise ValueError(f"{module}: {error}") from None
-        if self.layer is None:
-            raise ValueError("a network must end in a binary layer, optionally followed by BatchNorm or Gain")
-        if self.postponed:
-            raise ValueError("pooling after the last BatchNorm cannot be exported")
-        if self.norm is not None or self.constant.any() or self.bias.any() or np.ndim(self.factor):
-            self._rescale(None)
-        return tuple(self.stages)
+    def _packed_shape(self, shape: Shape) -> Shape:
+        """Images are (channels, height, width), and signals (channels, 1, length)."""
+        first = [self._module(user) for user in self.input.users]
+        if len(first) == 1 and isinstance(first[0], nn.Unflatten):
+            sizes = tuple(first[0].unflattened_size)
+            if first[0].dim != 1 or (-1 in sizes and sizes != (1, -1)):
+                raise ValueError(f"{first[0]}: expected dim=1 and the size of every dimension")
+            shape = (1, *shape) if sizes == (1, -1) else sizes
+        if not 1 <= len(shape) <= 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise ValueError(f"the shape of one example must be one to three positive integers, got {shape}")
+        return (shape[0], 1, shape[1]) if len(shape) == 2 else shape
 
-    def _visit(self, module: nn.Module, rest: Sequence[nn.Module]) -> None:
-        match module:
-            case BinaryLinear() | BinaryConv2d():
-                self._product(module)
-            case nn.BatchNorm1d() | nn.BatchNorm2d():
-                self._batch_norm(module)
-            case Gain():
-                self._gain(module)
-            case Sign():
-                self._sign()
-            case nn.Hardtanh(min_val=-1.0, max_val=1.0):
-                self._rescale(_next_fan_in(rest))
-            case nn.MaxPool2d() | nn.AvgPool2d():
-                self._pool(module)
-            case nn.Flatten(start_dim=1, end_dim=-1):
-                self._append(Flatten())
-            case _:
-                raise ValueError(
-                    "cannot be exported. Supported, in nn.Sequential: BinaryLinear, BinaryConv2d, Sign, "
-                    "Hardtanh of ±1, BatchNorm1d, BatchNorm2d, Gain, MaxPool2d, AvgPool2d, Flatten"
-                )
+    def _layers(self) -> Iterator[tuple[fx.Node, _Layer]]:
+        for node in self.graph.graph.nodes:
+            if isinstance(module := self._module(node), LAYERS):
+                try:
+                    yield node, _layer(module)
+                except ValueError as error:
+                    raise ValueError(f"{place_of(node)}, {module}: {error}") from None
 
-    def _append(self, stage: Stage) -> None:
-        self.flow = stage.flow(self.flow)
-        self.stages.append(stage)
-
-    def _product(self, layer: BinaryLinear | BinaryConv2d) -> None:
-        if self.layer is not None:
-            raise ValueError("needs a Sign or Hardtanh between this layer and the one before")
-        if getattr(layer.weight, "relaxed", False):
-            raise ValueError("its weights are still real numbers; its optimizer has not finished training")
-        if not layer.weight.isfinite().all():
-            raise ValueError("some of its latent weights are not finite")
-        spins = layer.binary_weight.cpu().flatten(1).numpy().astype(np.int8)
-        self.constant = self.shift * spins.sum(1, dtype=np.float64)
-        if isinstance(layer, BinaryLinear):
-            self._append(Linear(bits_of_spins(spins), layer.in_features))
-        else:
-            if layer.sides:
-                raise ValueError(
-                    f"padding={layer.padding!r} with padding_mode={layer.padding_mode!r} cannot be exported: "
-                    "use as many zeros on both sides"
-                )
-            if self.shift and any(layer.border):
-                raise ValueError(
-                    "shift is added to the pixels but not to the zeros around the image: use padding=0 in "
-                    "the first layer, or shift=0"
-                )
-            kernel, stride, border, dilation = map(
-                _pair, (layer.kernel_size, layer.stride, layer.border, layer.dilation)
+    def calibrate(self, batch: Array) -> None:
+        """Run the torch network on a batch and keep the largest magnitude of every tensor."""
+        size = math.prod(self.shape)
+        if not batch.size or batch.size != len(batch) * size:
+            raise ValueError(
+                f"calibration must hold examples of the shape {self.torch_shape}, got {batch.shape}"
             )
-            geometry = kernel, stride, border, dilation, layer.groups
-            self._append(Convolution(bits_of_spins(spins), layer.in_channels, *geometry))
-        self.layer, self.shift, self.gain = layer, 0.0, 1.0
-        self.factor = _factor(layer)
-        if layer.bias is not None:
-            if not layer.bias.isfinite().all():
-                raise ValueError("some of its biases are not finite")
-            self.bias = layer.bias.detach().cpu().double().numpy()
+        wide = (-1, *[1] * (len(self.shape) - 1))
+        x = batch.reshape(-1, *self.shape) * self.scale.reshape(wide) + self.shift.reshape(wide)
+        self.peaks = peaks(self.graph, torch.from_numpy(x.reshape(-1, *self.torch_shape)).float())
 
-    def _batch_norm(self, norm: Norm) -> None:
-        if self.layer is None or self.norm is not None:
-            raise ValueError("BatchNorm must follow a binary layer, and only once")
-        if self.gain != 1:
-            raise ValueError("a layer may be followed by BatchNorm or Gain, not both")
-        if norm.running_mean is None:
-            raise ValueError("needs a running mean and variance (track_running_stats=True)")
-        if norm.num_features != self.flow.shape[0]:
-            raise ValueError(f"has {norm.num_features} features after a layer of {self.flow.shape[0]} units")
-        self.norm = norm
+    def run(self) -> PackedModel:
+        for node in self.graph.graph.nodes:
+            if node.op in ("placeholder", "get_attr") or node.target in SHAPES:
+                continue
+            if node.op == "output":
+                break
+            try:
+                self.terms[node] = self._visit(node)
+            except (ValueError, TypeError) as error:
+                what = f", {self._module(node)}" if node.op == "call_module" else ""
+                raise ValueError(f"{place_of(node)}{what}: {error}") from None
+        return self._finished(node.args[0])
 
-    def _gain(self, gain: Gain) -> None:
-        if self.layer is None or self.norm is not None:
-            raise ValueError("Gain must follow a binary layer, and not BatchNorm")
-        factor = float(gain.factor)
-        if not 0 < factor < math.inf:
-            raise ValueError(f"has a factor of {factor}: run the network in training mode on a batch first")
-        self.gain *= factor
+    def _finished(self, last: Any) -> PackedModel:
+        term = self.terms.get(last)
+        if term is None or term.value == 0:
+            raise ValueError("a network must return one tensor, the scores of its classes")
+        if not (term.slope.ndim == 0 and term.is_plain and term.slope > 0 and term.flow.kind == "integers"):
+            term = self._to_integers(term, EXACT // 2)
+        stages, reads = _used(self.stages, self.reads, term.value)
+        return PackedModel(self.kind, self.shape, stages, reads, term.unit)
 
-    def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d) -> None:
-        size, stride = _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size)
-        plain = _pair(pool.padding) == (0, 0) and not pool.ceil_mode
-        if not plain or _pair(getattr(pool, "dilation", 1)) != (1, 1):
-            raise ValueError("pooling needs padding=0, dilation=1 and ceil_mode=False to be exported")
-        if isinstance(pool, nn.MaxPool2d):
-            stage = Pool("max", size, stride)
-            if self.norm is not None:
-                stage.flow(self.flow)
-                self.postponed.append(stage)
-            else:
-                self._append(stage)
-            return
-        if self.norm is not None or pool.divisor_override is not None:
-            raise ValueError("average pooling must come before BatchNorm or after the activation")
-        self._append(Pool("sum", size, stride))
-        self.scale /= math.prod(size)  # the average is the sum in smaller units
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return as_module(node, self.graph)
 
-    def _sign(self) -> None:
-        self._need_sums()
-        if self.norm is not None or self.bias.any():
-            self._append(self._folded_sign())
-        elif self.constant.any():
-            # scale * sum + constant >= 0, solved for the sum in exact fractions
-            exact = [-Fraction(float(c)) / Fraction(self.scale) for c in self.constant]
-            thresholds = np.array([min(max(math.ceil(t), -EXACT), EXACT) for t in exact], np.int32)
-            self._append(Threshold(thresholds, np.ones(len(thresholds), np.int8)))
+    def _visit(self, node: fx.Node) -> Term:
+        if node.target in ADDITIONS and not node.kwargs:
+            return self._sum([self._term(part) for part in node.args])
+        if node.target in JOINS:
+            return self._join(node)
+        if node.target in PADS:
+            arguments: Any = node.args[1:]
+            options: Any = node.kwargs
+            return self._padded(self._term(node.args[0]), *arguments, **options)
+        module = self._module(node)
+        inputs = [self._term(part) for part in node.args[:1]]
+        if module is None or len(inputs) != 1:
+            raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
+        return self._one(module, inputs[0], node)
+
+    def _term(self, part: Any) -> Term:
+        if part not in self.terms:
+            raise ValueError(f"expected a tensor that the network computes, got {part!r:.50}")
+        return self.terms[part]
+
+    def _one(self, module: nn.Module, term: Term, node: fx.Node) -> Term:
+        """What a module makes of its only input."""
+        match module:
+            case nn.Sequential():  # of modules that stand for one function
+                for part in module:
+                    term = self._one(part, term, node)
+                return term
+            case module if isinstance(module, LAYERS):
+                return self._product(self.layers[node], term)
+            case nn.BatchNorm1d() | nn.BatchNorm2d():
+                return self._settled(term).normalized(module)
+            case Gain():
+                factor = float(module.factor)
+                if not 0 < factor < math.inf:
+                    raise ValueError(
+                        f"has a factor of {factor}: run the network in training on a batch first"
+                    )
+                return term.then(factor, 0.0, lambda x: x * factor)
+            case Sign():
+                return self._sign(term)
+            case nn.ReLU():
+                return self._clipped(term, 0.0, math.inf, node)
+            case nn.Hardtanh():  # also ReLU6
+                return self._clipped(term, float(module.min_val), float(module.max_val), node)
+            case Bits():
+                return self._bits(module, term)
+            case module if isinstance(module, MAX_POOLS):
+                return self._max_pool(term, _window(module))
+            case module if isinstance(module, MEANS):
+                return self._mean(term, module)
+            case nn.Flatten(start_dim=1, end_dim=-1):
+                return self._flat(term)
+            case nn.Unflatten() if term is self.terms[self.input]:
+                return term  # the packed network reads its input in this shape
+            case module if isinstance(module, IGNORED):
+                return term
+        raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
+
+    def _append(self, stage: Stage, *terms: Term) -> tuple[int, Flow]:
+        flow = stage.flow(*(term.flow for term in terms))
+        self.stages.append(stage)
+        self.reads.append(tuple(term.value for term in terms))
+        return len(self.stages), flow
+
+    def _plain(self, stage: Stage, *terms: Term, unit: float) -> Term:
+        """The result of a stage, as integers that count units; pooling that waited comes next."""
+        term = Term.plain(*self._append(stage, *terms), unit)
+        for pool in terms[0].pools:
+            term = Term.plain(*self._append(pool, term), unit)
+        return term
+
+    def _product(self, layer: _Layer, term: Term) -> Term:
+        stage, factor, bias = layer
+        pads = isinstance(stage, Convolution) and any(stage.padding)
+        shifted = term.slope.ndim == 0 and term.offset.ndim == 0 and not term.pools and not pads
+        if not (term.is_plain or shifted) or term.flow.bound * reach(stage) >= EXACT:
+            term = self._to_integers(term, min(FINEST, (EXACT - 1) // reach(stage)))
+        value, flow = self._append(stage, term)
+        unit, constant = term.unit, float(term.offset) * whole_weights(stage).sum(1, dtype=np.float64)
+        factor32, bias32 = (torch.from_numpy(values).float() for values in (factor, bias))
+        steps = (
+            lambda k: (k * unit + torch.from_numpy(constant)).float(),
+            lambda x: x * factor32,
+            lambda x: x + bias32,
+        )
+        start = Term(value, flow, np.array(unit), constant if constant.any() else np.zeros(()), ())
+        return start.then(factor, bias if bias.any() else 0.0, *steps)
+
+    def _to_integers(self, term: Term, high: int, low: int | None = None, top: float | None = None) -> Term:
+        """Integers of one unit, of which ``high`` stands for ``top``: the largest value, if not given."""
+        term = self._as_numbers(term)
+        unit = (top or term.largest or 1.0) / high
+        return self._plain(term.rounded(unit, -high if low is None else low, high), term, unit=unit)
+
+    def _settled(self, term: Term) -> Term:
+        """The same, with pooling done: what follows need not be monotonic."""
+        return self._to_integers(term, STREAM) if term.pools else term
+
+    def _sign(self, term: Term) -> Term:
+        if term.flow.kind == "spins" and term.is_plain:
+            return term
+        term = self._as_numbers(term)
+        return self._plain(term.sign(), term, unit=1.0)
+
+    def _as_numbers(self, term: Term) -> Term:
+        """The same, with spins as integers."""
+        if term.flow.kind != "spins":
+            return term
+        return Term(*self._append(Add((1,)), term), term.slope, term.offset, term.steps, term.pools)
+
+    def _clipped(self, term: Term, low: float, high: float, node: fx.Node) -> Term:
+        """Clip to an interval around zero and round, as finely as the sums of the next layers allow."""
+        if not low <= 0 < high:
+            raise ValueError(f"clips to {low} … {high}; only intervals that hold zero can be packed")
+        finest = min(FINEST, (EXACT - 1) // self._next_reach(node))
+        term = self._as_numbers(term)
+        if term.slope.ndim == 0 and not term.offset.any() and term.slope > 0:
+            ends = [min(end / term.unit, float(term.flow.bound)) for end in (-low, high)]
+            whole = [round(end) for end in ends]
+            if max(whole) <= finest and np.allclose(ends, whole, rtol=1e-9):  # sums are clipped, not rounded
+                stage = Rescale(*_identity(term.flow.shape[0]), 0, -whole[0], whole[1])
+                return self._plain(stage, term, unit=term.unit)
+        top = max(-low, high)
+        if top == math.inf:
+            top = self.peaks.get(node, 0.0) or term.largest
+        bottom = 0 if low == 0 else -finest if -low >= top else -round(finest * -low / top)
+        return self._to_integers(
+            term, finest if high >= top else round(finest * high / top), bottom, min(top, high)
+        )
+
+    def _next_reach(self, node: fx.Node) -> int:
+        """The largest sum that inputs of one can give in the layers that read a node."""
+        most = 1
+        for user in node.users:
+            module = self._module(user)
+            if user in self.layers:
+                most = max(most, reach(self.layers[user].stage))
+            elif isinstance(module, MEANS):
+                window = _window(module) if isinstance(module, nn.AvgPool1d | nn.AvgPool2d) else None
+                size = math.prod(window.size) if window else 1
+                most = max(most, size * self._next_reach(user))
+            elif isinstance(module, Bits):
+                most = max(most, 2**module.count * self._next_reach(user))
+            elif not isinstance(module, Sign | nn.ReLU | nn.Hardtanh) and user.target not in ADDITIONS:
+                most = max(most, self._next_reach(user))
+        return most
+
+    def _max_pool(self, term: Term, pool: Pool) -> Term:
+        pool.flow(term.flow)
+        if term.flow.kind == "spins" and term.is_plain:
+            return self._plain(pool, term, unit=term.unit)
+        return Term(term.value, term.flow, term.slope, term.offset, term.steps, (*term.pools, pool))
+
+    def _mean(self, term: Term, module: nn.Module) -> Term:
+        term = self._settled(term)
+        if isinstance(module, nn.AvgPool1d | nn.AvgPool2d):
+            pool = _window(module, "sum")
         else:
-            self._append(Threshold())
-        self._finish(1.0)
+            sizes = module.output_size
+            if any(size != 1 for size in (sizes if isinstance(sizes, tuple) else (sizes,))):
+                raise ValueError(f"averages to {sizes}; only to one pixel can be packed")
+            pool = Pool("sum", term.flow.shape[1:], (1, 1))  # type: ignore[arg-type]
+        value, flow = self._append(pool, term)
+        size = math.prod(pool.size)
+        steps = ((lambda k: k / size), *term.steps)
+        return Term(value, flow, term.slope / size, term.offset, steps)
 
-    def _folded_sign(self) -> Threshold:
-        """For each unit, the integer at which torch's sign changes, and in which direction it changes."""
-        bound = self.flow.bound
-        units = self.flow.shape[0]
-        low, high = np.full(units, -bound - 1), np.full(units, bound + 1)
-        first, last = self._torch_signs(low + 1), self._torch_signs(high - 1)
-        rises = last | ~first  # if both ends have the same sign, it never changes and any direction is right
-        while (high - low > 1).any():
-            middle = (low + high) // 2
-            beyond = self._torch_signs(middle) == rises  # at the change or after it
-            low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
-        # Rising: +1 where sum >= high. Falling: +1 where sum <= high - 1, which is -sum >= 1 - high.
-        thresholds = np.where(rises, high, 1 - high)
-        thresholds = np.where(first & last, -bound - 1, thresholds)
-        thresholds = np.where(~first & ~last, bound + 1, thresholds)
-        return Threshold(thresholds.astype(np.int32), np.where(rises, 1, -1).astype(np.int8))
+    def _flat(self, term: Term) -> Term:
+        if len(term.flow.shape) == 1:
+            return term
+        if term.slope.ndim or term.offset.ndim or term.pools:
+            term = self._to_integers(term, STREAM)
+        value, flow = self._append(Flatten(), term)
+        return Term(value, flow, term.slope, term.offset, term.steps)
 
-    def _torch_signs(self, sums: Array) -> Array:
-        """For which of these sums, one per unit, torch computes +1."""
-        return (self._torch_values(sums) >= 0).numpy()
+    def _bits(self, bits: Bits, term: Term) -> Term:
+        if bits.dim not in (1, 1 - len(term.flow.shape) if len(term.flow.shape) == 3 else -1):
+            raise ValueError(f"repeats along dim={bits.dim}; only inputs or channels can be packed")
+        if not term.is_plain:
+            term = self._to_integers(term, FINEST)
+        top = bits.count - 1
+        parts = [Term.plain(*self._append(Add((2 ** (top - k),)), term), 1.0) for k in range(bits.count)]
+        unit = term.unit * bits.scale * 2.0**-top
+        if len(parts) == 1:
+            return Term.plain(parts[0].value, parts[0].flow, unit)
+        return self._plain(Concat(), *parts, unit=unit)
 
-    def _torch_values(self, sums: Array) -> Tensor:
-        """What torch computes for these sums, one per unit: scale, bias and BatchNorm."""
-        x = torch.from_numpy(self.scale * sums + self.constant).float()
-        x = x * (self.factor if isinstance(self.factor, float) else torch.from_numpy(self.factor).float())
-        x = x + torch.from_numpy(self.bias).float()
-        if self.norm is None:
-            return x
-        mean, variance, weight, bias = _norm_tensors(self.norm)
-        return nn.functional.batch_norm(x[None], mean, variance, weight, bias, eps=self.norm.eps)[0]
+    def _sum(self, terms: Sequence[Term]) -> Term:
+        """Exact if one unit counts all terms, otherwise in a unit of 2^-27 of the largest sum."""
+        if len({term.flow.shape for term in terms}) > 1:
+            raise ValueError(
+                f"adds tensors of the shapes {[term.flow.shape for term in terms]}; equal ones can be packed"
+            )
+        if all(term.is_plain and term.slope > 0 for term in terms):
+            unit = min(term.unit for term in terms)
+            if factors := _multiples(terms, unit):
+                return self._plain(Add(factors), *terms, unit=unit)
+        largest = sum(term.largest for term in terms)
+        streams = [term.unit for term in terms if term.is_plain and term.flow.bound > EXACT]
+        unit = max(streams, default=0.0)
+        if not streams or largest / unit >= WIDEST:
+            unit = 2.0 ** math.ceil(math.log2(max(largest, 1e-30) / STREAM))
+        parts = [self._in_units(term, unit) for term in terms]
+        return self._plain(Add((1,) * len(parts)), *parts, unit=unit)
 
-    def _rescale(self, next_fan_in: int | None) -> None:
-        """Hardtanh in fixed point, or the scores after the last BatchNorm if no layer follows (``None``)."""
-        self._need_sums()
-        slope = np.full(self.flow.shape[0], self.scale * self.factor * self.gain)
-        offset = np.broadcast_to((self.constant * self.factor + self.bias) * self.gain, slope.shape)
-        if self.norm is not None:
-            mean, variance, weight, bias = (t.double().numpy() for t in _norm_tensors(self.norm))
-            gain = weight / np.sqrt(variance + self.norm.eps)
-            slope, offset = slope * gain, (offset - mean) * gain + bias
-        if not (np.isfinite(slope).all() and np.isfinite(offset).all()):
-            raise ValueError("some parameters of BatchNorm are not finite")
-        if next_fan_in is None:
-            largest = float((np.abs(slope) * self.flow.bound + np.abs(offset)).max())
-            self._append(_line(slope, offset, (EXACT // 2) / max(largest, 1e-30), EXACT // 2))
-            return
-        one = min(FINEST, (EXACT - 1) // next_fan_in)  # the integer that stands for hardtanh's 1
-        inverse = round(1 / max(slope[0], 1e-9))
-        if not offset.any() and np.allclose(slope * inverse, 1, rtol=1e-9) and inverse <= one:
-            one, slope = inverse, np.full(len(slope), 1 / inverse)  # sums are only clipped, not rounded
-        self._append(_line(slope, offset, one, one))
-        self._finish(1 / one)
+    def _in_units(self, term: Term, unit: float) -> Term:
+        """The same as integers that count units of this size."""
+        if term.is_plain and (factors := _multiples([term], unit)):
+            if factors == (1,) and term.flow.kind == "integers":
+                return term
+            return self._plain(Add(factors), term, unit=unit)
+        high = min(WIDEST - 1, math.ceil(term.largest / unit) + 1)
+        return self._to_integers(term, high, top=high * unit)
 
-    def _need_sums(self) -> None:
-        if self.layer is None:
-            raise ValueError("an activation must follow a binary layer")
+    def _join(self, node: fx.Node) -> Term:
+        parts, *rest = node.args
+        dim = rest[0] if rest else node.kwargs.get("dim", 0)
+        terms = [self._term(part) for part in parts]  # type: ignore[union-attr]
+        if dim != 1 and not (dim == -1 and len(terms[0].flow.shape) == 1):
+            raise ValueError(f"joins along dim={dim}; only inputs or channels, dim=1, can be packed")
+        terms = [self._settled(term) for term in terms]
+        same = all(term.is_plain and math.isclose(term.unit, terms[0].unit, rel_tol=1e-9) for term in terms)
+        if not (same and len({term.flow.kind == "spins" for term in terms}) == 1):
+            unit = 2.0 ** math.ceil(math.log2(max(max(term.largest for term in terms), 1e-30) / STREAM))
+            terms = [self._in_units(term, unit) for term in terms]
+        return self._plain(Concat(), *terms, unit=terms[0].unit)
 
-    def _finish(self, scale: float) -> None:
-        for pool in self.postponed:
-            self._append(pool)
-        self.layer, self.norm, self.postponed = None, None, []
-        self.scale, self.constant, self.bias = scale, np.zeros(1), np.zeros(1)
+    def _padded(
+        self, term: Term, pad: Sequence[int], mode: str = "constant", value: float | None = 0
+    ) -> Term:
+        if mode != "constant" or value:
+            raise ValueError("pads with something other than zeros, which cannot be packed")
+        sides = [tuple(pad[i : i + 2]) for i in range(0, len(pad), 2)][::-1]
+        if len(term.flow.shape) == 3 and term.flow.shape[1] == 1 and len(self.torch_shape) != 3:
+            sides.insert(-1, (0, 0))  # a signal has one row
+        sides = [(0, 0)] * (3 - len(sides)) + sides
+        if len(sides) != 3 or len(term.flow.shape) != 3:
+            raise ValueError(f"pads by {tuple(pad)}; only channels, rows and columns can be padded")
+        if not term.is_plain:
+            term = self._to_integers(term, STREAM)
+        term = self._as_numbers(term)
+        return self._plain(Pad(*sides), term, unit=term.unit)  # type: ignore[arg-type]
 
 
-def _factor(layer: BinaryLayer) -> float | Array:
+def _layer(module: nn.Module) -> _Layer:
+    """The weights as bits, or rounded to int8 with a scale for each unit."""
+    assert isinstance(module, LAYERS)
+    if isinstance(module, BinaryLayer):
+        if getattr(module.weight, "relaxed", False):
+            raise ValueError("its weights are still real numbers; its optimizer has not finished training")
+        if not module.weight.isfinite().all():
+            raise ValueError("some of its latent weights are not finite")
+        weight = bits_of_spins(module.binary_weight.flatten(1).numpy().astype(np.int8))
+        factor = _factor(module)
+    else:
+        weight, factor = _int8(module.weight.detach().double().flatten(1).numpy())
+    bias = np.zeros(()) if module.bias is None else module.bias.detach().double().numpy()
+    if not np.isfinite(bias).all():
+        raise ValueError("some of its biases are not finite")
+    if isinstance(module, BinaryLinear | nn.Linear):
+        return _Layer(Linear(weight, module.in_features), factor, bias)
+    border = module.border if isinstance(module, BinaryLayer) else module.padding
+    if isinstance(border, str) or module.padding_mode != "zeros" or getattr(module, "sides", False):
+        raise ValueError(
+            f"padding={module.padding!r} with padding_mode={module.padding_mode!r} cannot be packed: use as "
+            "many zeros on both sides"
+        )
+    kernel, stride, dilation = (_pair(size) for size in (module.kernel_size, module.stride, module.dilation))
+    geometry = kernel, stride, _pair(border, row=0), dilation, module.groups
+    return _Layer(Convolution(weight, module.in_channels, *geometry), factor, bias)
+
+
+def _int8(weight: Array) -> tuple[Array, Array]:
+    """Whole numbers from -127 to 127, and what one stands for, by unit."""
+    if not np.isfinite(weight).all():
+        raise ValueError("some of its weights are not finite")
+    factor = np.maximum(np.abs(weight).max(1), 1e-30) / 127
+    return np.round(weight / factor[:, None]).astype(np.int8), factor
+
+
+def _factor(layer: BinaryLayer) -> Array:
     """What a layer's sums are multiplied by, one number or one per unit."""
     if isinstance(layer.scale, float):
-        return layer.scale
+        return np.array(layer.scale)
     if not (layer.scale > 0).all():
-        raise ValueError("a scale per unit must be positive to be exported, one of its units has zero")
-    return layer.scale.cpu().double().numpy()
+        raise ValueError("a scale per unit must be positive to be packed, one of its units has zero")
+    return layer.scale.double().numpy()
 
 
-def _norm_tensors(norm: Norm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance, weight and bias of BatchNorm on the CPU; without ``affine``, weight 1 and bias 0."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    mean, variance = norm.running_mean.cpu(), norm.running_var.cpu()
-    if not norm.affine:
-        return mean, variance, torch.ones_like(mean), torch.zeros_like(mean)
-    return mean, variance, norm.weight.detach().cpu(), norm.bias.detach().cpu()
+def _identity(units: int) -> tuple[Array, Array]:
+    return np.ones(units, np.int32), np.zeros(units, np.int64)
 
 
-def _line(slope: Array, offset: Array, units: float, limit: int) -> Rescale:
-    """``units * (slope * k + offset)``, rounded to nearest, with as many binary digits as fit."""
-    slope, offset = slope * units, offset * units
-    if (slope == 1).all() and not offset.any():  # exact also for 1 / i * i: both operations round to nearest
-        shift = 0
-    else:
-        room = min(
-            31 - math.frexp(float(np.abs(slope).max()))[1], 60 - math.frexp(float(np.abs(offset).max()))[1]
-        )
-        shift = max(0, min(room - 1, 40))
-    half = 2.0 ** (shift - 1) if shift else 0.0
-    multipliers = np.round(slope * 2.0**shift)
-    if np.abs(multipliers).max() >= 2**31:
-        raise ValueError("the slope of BatchNorm is too steep for 32-bit integers")
-    offsets = np.round(offset * 2.0**shift + half)
-    return Rescale(multipliers.astype(np.int32), offsets.astype(np.int64), shift, limit)
+def _multiples(terms: Iterable[Term], unit: float) -> tuple[int, ...]:
+    """How many units each term's own unit is; nothing if these are not all whole numbers."""
+    ratios = [term.unit / unit for term in terms]
+    whole = tuple(round(ratio) for ratio in ratios)
+    fits = all(
+        0 < w < WIDEST and math.isclose(w, r, rel_tol=1e-7) for w, r in zip(whole, ratios, strict=True)
+    )
+    return whole if fits else ()
 
 
-def _next_fan_in(rest: Sequence[nn.Module]) -> int:
-    """How many hardtanh outputs each unit of the next layer adds, counting those that pooling has summed."""
-    pooled = 1
-    for module in rest:
-        if isinstance(module, nn.AvgPool2d):
-            pooled *= math.prod(_pair(module.kernel_size))
-        if isinstance(module, BinaryLayer):
-            return pooled * module.fan_in
-    raise ValueError("a network must end in a binary layer, optionally followed by BatchNorm or Gain")
+def _window(module: Any, take: Literal["max", "sum"] = "max") -> Pool:
+    trailing = 1 if isinstance(module, nn.MaxPool1d | nn.AvgPool1d) else 2
+    size = _pair(module.kernel_size, trailing)
+    stride = _pair(module.stride or module.kernel_size, trailing)
+    plain = not any(_pair(module.padding, trailing, 0)) and not module.ceil_mode
+    whole = getattr(module, "divisor_override", None) is None
+    if not plain or not whole or _pair(getattr(module, "dilation", 1)) != (1, 1):
+        raise ValueError("pooling needs padding=0, dilation=1 and ceil_mode=False to be packed")
+    return Pool(take, size, stride)
 
 
-def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def _pair(size: Any, trailing: int = 2, row: int = 1) -> tuple[int, int]:
+    """Height and width; a signal has one row."""
+    sizes = (size,) * trailing if isinstance(size, int) else tuple(size)
+    return (row, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _used(
+    stages: Sequence[Stage], reads: Sequence[tuple[int, ...]], last: int
+) -> tuple[tuple[Stage, ...], tuple[tuple[int, ...], ...]]:
+    """The stages that the last value depends on, with new numbers."""
+    needed, waiting = set(), [last]
+    while waiting:
+        value = waiting.pop()
+        if value and value not in needed:
+            needed.add(value)
+            waiting += reads[value - 1]
+    order = sorted(needed)
+    numbers = {0: 0} | {value: place + 1 for place, value in enumerate(order)}
+    kept = tuple(stages[value - 1] for value in order)
+    return kept, tuple(tuple(numbers[read] for read in reads[value - 1]) for value in order)

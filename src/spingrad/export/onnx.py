@@ -1,6 +1,6 @@
 """ONNX: the network in standard operators, for onnxruntime and other programs that read ONNX.
 
-Integers are stored in float32, which is exact for every sum of a packed network: sums stay below 2^24.
+Integers are stored in float32 up to 2^24, where it is exact, and above that in float64.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,16 +9,22 @@ import numpy as np
 
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import (
+    EXACT,
+    PRODUCTS,
+    Add,
     Array,
-    Convolution,
+    Concat,
     Flatten,
+    Flow,
+    Kind,
     Linear,
+    Pad,
     Pool,
     Product,
     Rescale,
     Stage,
     Threshold,
-    spins_of_bits,
+    whole_weights,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 # Old enough for every runtime: by default the newest onnx package writes an IR version that no released
 # onnxruntime reads.
 OPSET, IR_VERSION = 13, 8
+DTYPES: dict[Kind, Any] = {"pixels": np.uint8, "int8": np.int8, "spins": np.int8}
+"""What a network reads, by the kind of its inputs."""
 
 
 def to_onnx(model: PackedModel) -> "ModelProto":
@@ -37,7 +45,7 @@ def to_onnx(model: PackedModel) -> "ModelProto":
     """
     graph = Graph(model)
     graph.cast("input", "float32", "input_as_float")
-    return graph.finished(np.uint8 if model.kind == "pixels" else np.int8)
+    return graph.finished(DTYPES[model.kind])
 
 
 def need_onnx() -> None:
@@ -63,13 +71,17 @@ class Graph:
         """The model: the nodes so far, then all stages and the outputs."""
         from onnx import checker, helper, numpy_helper
 
-        x, layer = self.name_of_first, 0
-        for place, stage in enumerate(self.model.stages):
-            if isinstance(stage, Linear | Convolution):
-                x = self._product(stage, x, f"sums_{layer}")
+        names, layer = [self.name_of_first], 0
+        for place, (stage, reads) in enumerate(zip(self.model.stages, self.model.reads, strict=True)):
+            inputs = [names[value] for value in reads]
+            if isinstance(stage, PRODUCTS):
+                names.append(self._product(stage, inputs[0], f"sums_{layer}"))
                 layer += 1
+            elif isinstance(stage, Add | Concat):
+                names.append(self._several(stage, reads, inputs, place))
             else:
-                x = self._other(stage, x, place)
+                names.append(self._other(stage, inputs[0], place))
+        x = names[-1]
         self.cast(x, "int32", "scores")
         self.node("ArgMax", [x], "classes", axis=1, keepdims=0)
         classes = self.model.flows[-1].shape[0]
@@ -112,7 +124,7 @@ class Graph:
         return self.node("Where", [f"{output}_is", "plus", "minus"], output)
 
     def _product(self, stage: Product, x: str, output: str) -> str:
-        spins = spins_of_bits(stage.bits, stage.fan_in)
+        spins = whole_weights(stage)
         if isinstance(stage, Linear):
             weight = self.weight(f"weight_of_{output}", np.ascontiguousarray(spins.T))
             return self.node("MatMul", [x, weight], output)
@@ -135,28 +147,66 @@ class Graph:
             case Pool(take="max"):
                 return self.node("MaxPool", [x], output, kernel_shape=stage.size, strides=stage.stride)
             case Pool():  # a convolution with ones, since ONNX's average would round
-                channels = self.model.flows[place].shape[0]
+                channels, *image = self._before(place).shape
+                if tuple(image) == stage.size:  # also in float64, which onnxruntime does not convolve
+                    axes = self.constant(f"{output}_axes", [2, 3], np.int64)
+                    return self.node("ReduceSum", [x, axes], output, keepdims=1)
                 ones = self.constant(f"{output}_ones", np.ones((channels, 1, *stage.size)))
                 return self.node("Conv", [x, ones], output, strides=stage.stride, group=channels)
             case Threshold():
                 return self._threshold(stage, x, place)
             case Rescale():
                 return self._rescale(stage, x, place)
+            case Pad():
+                pairs = (0, 0), stage.channels, stage.rows, stage.columns
+                ends = [pair[side] for side in (0, 1) for pair in pairs]
+                return self.node("Pad", [x, self.constant(f"{output}_sides", ends, np.int64)], output)
         raise TypeError(f"expected a stage of a packed network, got {stage}")
 
     def _threshold(self, stage: Threshold, x: str, place: int) -> str:
         output = f"stage_{place}"
         if stage.thresholds is not None and stage.directions is not None:
-            shape = (-1, *[1] * (len(self.model.flows[place].shape) - 1))
-            way = self.constant(f"{output}_directions", stage.directions.reshape(shape))
-            limit = self.constant(f"{output}_thresholds", stage.thresholds.reshape(shape))
+            shape, dtype = self._along(place), _float(self._before(place))
+            way = self.constant(f"{output}_directions", stage.directions.reshape(shape), dtype)
+            limit = self.constant(f"{output}_thresholds", stage.thresholds.reshape(shape), dtype)
             x = self.node("Mul", [x, way], f"{output}_directed")
             x = self.node("Sub", [x, limit], f"{output}_above")
+            x = self.cast(x, "float32", f"{output}_single") if dtype == np.float64 else x
+        elif _float(self._before(place)) == np.float64:
+            x = self.cast(x, "float32", f"{output}_single")
         return self.sign(x, output)
+
+    def _before(self, place: int) -> Flow:
+        """What a stage with one input reads."""
+        return self.model.flows[self.model.reads[place][0]]
+
+    def _along(self, place: int) -> tuple[int, ...]:
+        """The shape in which one value per unit meets what a stage reads."""
+        return (-1, *[1] * (len(self._before(place).shape) - 1))
+
+    def _several(self, stage: Add | Concat, reads: tuple[int, ...], inputs: list[str], place: int) -> str:
+        """A stage that joins branches, in the wider type of what it reads and writes."""
+        output, flows = f"stage_{place}", self.model.flows
+        dtype = _float(flows[place + 1])
+        parts = []
+        for number, (value, x) in enumerate(zip(reads, inputs, strict=True)):
+            name = f"{output}_part_{number}"
+            if _float(flows[value]) != dtype:
+                x = self.cast(x, np.dtype(dtype).name, f"{name}_wide")
+            if isinstance(stage, Add) and stage.multipliers[number] != 1:
+                by = self.constant(f"{name}_by", stage.multipliers[number], dtype)
+                x = self.node("Mul", [x, by], name)
+            parts.append(x)
+        if isinstance(stage, Concat):
+            return self.node("Concat", parts, output, axis=1)
+        for number, x in enumerate(parts[1:], 1):
+            last = number == len(parts) - 1
+            parts[0] = self.node("Add", [parts[0], x], output if last else f"{output}_{number}")
+        return parts[0] if len(parts) > 1 else self.node("Identity", parts, output)
 
     def _rescale(self, stage: Rescale, x: str, place: int) -> str:
         """Computed in int64. Adding 2^62 keeps the dividend positive, since ONNX rounds towards zero."""
-        output, shape = f"stage_{place}", (-1, *[1] * (len(self.model.flows[place].shape) - 1))
+        output, shape = f"stage_{place}", self._along(place)
         x = self.cast(x, "int64", f"{output}_whole")
         operations = [
             ("Mul", stage.multipliers.reshape(shape)),
@@ -169,10 +219,15 @@ class Graph:
             x = self.node(operator, [x, self.constant(f"{name}_by", value, np.int64)], name)
         ends = [
             self.constant(f"{output}_{name}", end, np.int64)
-            for name, end in (("least", -stage.limit), ("most", stage.limit))
+            for name, end in (("least", stage.low), ("most", stage.high))
         ]
         x = self.node("Clip", [x, *ends], f"{output}_clipped")
-        return self.cast(x, "float32", output)
+        return self.cast(x, np.dtype(_float(self.model.flows[place + 1])).name, output)
+
+
+def _float(flow: Flow) -> Any:
+    """The type in which integers of this size are exact."""
+    return np.float32 if flow.bound < EXACT else np.float64
 
 
 def _tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,28 +14,27 @@ import numpy as np
 from spingrad._files import write_atomically
 from spingrad.export.runtime import Backend, Runtime, chosen
 from spingrad.export.stages import (
+    PRODUCTS,
+    STAGES,
     Array,
-    Convolution,
-    Flatten,
     Flow,
     Kind,
-    Linear,
-    Pool,
     Product,
-    Rescale,
+    Reads,
     Shape,
     Stage,
-    Threshold,
+    chain,
     flows,
 )
 
-KEY, VERSION = "spingrad packed network", 1  # in the metadata of the safetensors file
+KEY, VERSION = "spingrad packed network", 2  # in the metadata of the safetensors file
 MAX_HEADER = 2**20  # bytes; enough for a network of a thousand layers
 PACK_FIRST = (
     "A checkpoint of torch weights must be packed first: use spingrad.export.pack(model).save(path), or "
     "spingrad export with --model"
 )
-_KINDS = {kind.__name__.lower(): kind for kind in (Linear, Convolution, Threshold, Rescale, Pool, Flatten)}
+_KINDS = {kind.__name__.lower(): kind for kind in STAGES}
+_FIELDS = {"kind", "shape", "unit", "stages"}  # of a network in a file
 
 
 class PackedFileError(ValueError):
@@ -48,11 +48,16 @@ class PackedModel:
     Created by :func:`spingrad.export.pack` or :meth:`load`.
 
     Args:
-        kind: ``"pixels"``, inputs from 0 to 255, or ``"spins"``, inputs of -1 and +1.
+        kind: ``"pixels"``, inputs from 0 to 255; ``"int8"``, inputs from -128 to 127; or ``"spins"``, inputs
+            of -1 and +1.
         shape: Shape of one example.
         stages: The computations, in order.
+        reads: Which values each stage reads: 0 is the input, ``i + 1`` the result of stage ``i``. By default
+            every stage reads the result of the one before it.
+        unit: What a score of one stands for in the torch network: its scores are about ``unit * scores``.
 
     Example:
+        >>> from spingrad.export.stages import Linear
         >>> bits = np.array([[0b0101], [0b0011]], np.uint8)  # two units of four weights, lowest bit first
         >>> model = PackedModel("pixels", (4,), (Linear(bits, 4),))
         >>> model.scores(np.array([[10, 20, 30, 40]], np.uint8))
@@ -62,29 +67,35 @@ class PackedModel:
     kind: Kind
     shape: Shape
     stages: tuple[Stage, ...]
+    reads: Reads = ()
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
+        if not self.reads:
+            object.__setattr__(self, "reads", chain(len(self.stages)))
+        if not (isinstance(self.unit, float) and 0 < self.unit < math.inf):
+            raise ValueError(f"unit must be a positive float, got {self.unit!r}")
         self.flows  # noqa: B018  checks that the stages fit together
 
     @cached_property
     def flows(self) -> list[Flow]:
-        """What enters the first stage, and what leaves each stage."""
-        return flows(self.kind, self.shape, self.stages)
+        """The input and the result of every stage: the values, by their numbers."""
+        return flows(self.kind, self.shape, self.stages, self.reads)
 
     @property
     def products(self) -> list[Product]:
         """The layers that hold weights."""
-        return [stage for stage in self.stages if isinstance(stage, Linear | Convolution)]
+        return [stage for stage in self.stages if isinstance(stage, PRODUCTS)]
 
     @property
     def num_weights(self) -> int:
-        return sum(len(stage.bits) * stage.fan_in for stage in self.products)
+        return sum(len(stage.weight) * stage.fan_in for stage in self.products)
 
     def scores(self, x: Array, *, backend: Backend = "auto", threads: int | None = None) -> Array:
         """One integer per class, shape ``(examples, classes)``, int32.
 
         Args:
-            x: A batch of examples, in the model's shape or flat: pixels as uint8, or spins of any dtype.
+            x: A batch of examples, in the model's shape or flat: uint8, int8, or spins of any dtype.
             backend: ``"numba"`` counts bits, ``"numpy"`` multiplies floats, ``"auto"`` is numba if it is
                 installed.
             threads: Number of threads that share the examples; by default one per processor.
@@ -102,7 +113,7 @@ class PackedModel:
     def _runtime(self, backend: Backend) -> Runtime:
         name = chosen(backend)
         if name not in self._runtimes:
-            self._runtimes[name] = Runtime(self.stages, self.flows, name)
+            self._runtimes[name] = Runtime(self.stages, self.reads, self.flows, name)
         return self._runtimes[name]
 
     @cached_property
@@ -120,13 +131,14 @@ class PackedModel:
 
         described = []
         tensors: dict[str, Array] = {}
-        for place, stage in enumerate(self.stages):
+        for place, (stage, reads) in enumerate(zip(self.stages, self.reads, strict=True)):
             fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
             arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
             tensors |= {f"{place}.{name}": np.ascontiguousarray(value) for name, value in arrays.items()}
             plain = {name: value for name, value in fields.items() if name not in arrays}
-            described.append({"stage": type(stage).__name__.lower(), **plain, "tensors": sorted(arrays)})
-        network = {"kind": self.kind, "shape": self.shape, "stages": described}
+            name = type(stage).__name__.lower()
+            described.append({"stage": name, "reads": reads, **plain, "tensors": sorted(arrays)})
+        network = {"kind": self.kind, "shape": self.shape, "unit": self.unit, "stages": described}
         signed = {"version": VERSION, "sha256": _checksum(network, tensors), "network": network}
         return save(tensors, {KEY: json.dumps(signed)})
 
@@ -152,10 +164,10 @@ class PackedModel:
             network = signed["network"]
             if _checksum(network, tensors) != signed["sha256"]:
                 raise ValueError("its SHA-256 does not match its content; the file was changed or damaged")
-            stages = tuple(_stage(place, one, tensors) for place, one in enumerate(network["stages"]))
+            stages, reads = _graph(network["stages"], tensors)
             if tensors:
                 raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
-            return cls(network["kind"], tuple(network["shape"]), stages)
+            return cls(network["kind"], tuple(network["shape"]), stages, reads, network["unit"])
         except (SafetensorError, ValueError, TypeError) as error:
             raise PackedFileError(f"{path} is not a packed network: {error}") from None
 
@@ -183,16 +195,27 @@ def _signed(metadata: dict[str, str]) -> dict[str, Any]:
     if not isinstance(signed, dict) or signed.get("version") != VERSION:
         version = signed.get("version") if isinstance(signed, dict) else None
         raise ValueError(
-            f"this spingrad reads version {VERSION} of the format, the file has version {version!r}"
+            f"this spingrad reads version {VERSION} of the format, the file has version {version!r:.20}"
         )
     network = signed.get("network")
     if set(signed) != {"version", "sha256", "network"} or not isinstance(network, dict):
         raise ValueError("its metadata must hold version, sha256 and network, and nothing else")
-    if set(network) != {"kind", "shape", "stages"}:
-        raise ValueError("its network must hold kind, shape and stages, and nothing else")
+    if set(network) != _FIELDS:
+        raise ValueError(f"its network must hold {', '.join(sorted(_FIELDS))}, and nothing else")
     if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
         raise ValueError("shape and stages must be lists")
     return signed
+
+
+def _graph(described: list[Any], tensors: dict[str, Array]) -> tuple[tuple[Stage, ...], Reads]:
+    """The stages and what they read, from their descriptions."""
+    stages, reads = [], []
+    for place, one in enumerate(described):
+        stages.append(_stage(place, one, tensors))
+        if not isinstance(one.get("reads"), list):
+            raise ValueError(f"stage {place} must have a list of the values that it reads")
+        reads.append(tuple(one["reads"]))
+    return tuple(stages), tuple(reads)
 
 
 def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
@@ -207,7 +230,7 @@ def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
-        if name not in ("stage", "tensors")
+        if name not in ("stage", "reads", "tensors")
     }
     for name in described["tensors"]:
         tensor = tensors.pop(f"{place}.{name}", None)

@@ -26,7 +26,7 @@ def to_qonnx(model: PackedModel, batch: int = 1) -> "ModelProto":
     """
     made = _Graph(model).finished(np.float32, batch)
     note = made.graph.quantization_annotation.add(tensor_name="input")
-    kind = "UINT8" if model.kind == "pixels" else "BIPOLAR"
+    kind = {"pixels": "UINT8", "int8": "INT8", "spins": "BIPOLAR"}[model.kind]
     note.quant_parameter_tensor_names.add(key="finn_datatype", value=kind)
     return made
 
@@ -40,6 +40,8 @@ class _Graph(Graph):
         self.constant("one", 1)
 
     def weight(self, name: str, spins: Array) -> str:
+        if (np.abs(spins) != 1).any():  # whole numbers
+            return self.constant(name, spins)
         return self._bipolar(self.constant(f"{name}_float", spins), name)
 
     def sign(self, x: str, output: str) -> str:

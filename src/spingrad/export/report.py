@@ -3,9 +3,11 @@
 import itertools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,24 +19,29 @@ from spingrad._timing import in_turns, threads
 from spingrad.export.packed import PackedModel
 from spingrad.export.runtime import Runtime, chosen
 from spingrad.export.stages import (
+    PRODUCTS,
+    Add,
+    Array,
+    Concat,
     Convolution,
     Flatten,
     Flow,
     Linear,
+    Pad,
     Pool,
+    Reads,
     Rescale,
     Shape,
     Stage,
     Threshold,
     bits_of_spins,
-    spins_of_bits,
+    chain,
+    is_binary,
+    whole_weights,
 )
 from spingrad.nn.sign import spins_of
 
 Sizes = tuple[int, int, int, int]  # the first four numbers of a LayerReport
-Group = Sequence[
-    tuple[Stage, Flow]
-]  # a layer and the stages between it and the next layer, with their inputs
 
 
 @dataclass(frozen=True)
@@ -67,49 +74,76 @@ def measure(model: PackedModel, batch: int = 256, repeats: int = 60) -> list[Lay
     Torch gets inputs that are already float32 or int8; the packed network gets its inputs as they come.
     """
     generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (batch, *model.shape), np.uint8)
-    x = pixels if model.kind == "pixels" else pixels > 127
-    functions = Runtime(model.stages, model.flows, chosen("auto")).functions
+    numbers = generator.integers(0, 256, (batch, *model.shape), np.uint8)
+    x = {"pixels": numbers, "int8": numbers.view(np.int8), "spins": numbers > 127}[model.kind]
+    functions = Runtime(model.stages, model.reads, model.flows, chosen("auto")).functions
+    values = _evaluated(functions, model.reads, x)
     reports: list[LayerReport] = []
     with threads(1), torch.no_grad():
-        flow, place = x, 0
-        for group in _groups(model):
-            own = functions[place : place + len(group)]
-            reports.append(_layer(len(reports) + 1, group, own, flow, repeats))
-            flow, place = _chain(own)(flow), place + len(group)
-        everything = [*zip(model.stages, model.flows, strict=False)]
-        sizes = [report.sizes for report in reports]
-        reports.append(_timed("whole network", everything, functions, x, sizes, repeats))
+        for places in _groups(model):
+            sizes, name = _sizes(model, places[0])
+            part = _Part(
+                [model.stages[i] for i in places], chain(len(places)), [functions[i] for i in places]
+            )
+            before = model.reads[places[0]][0]
+            flows = [model.flows[before], *(model.flows[i + 1] for i in places)]
+            reports.append(
+                _timed(f"{len(reports) + 1}: {name}", part, flows, values[before], [sizes], repeats)
+            )
+        everything = _Part(model.stages, model.reads, functions)
+        all_sizes = [report.sizes for report in reports]
+        reports.append(_timed("whole network", everything, model.flows, x, all_sizes, repeats))
     return reports
 
 
-def _layer(number: int, group: Group, functions: Any, x: Any, repeats: int) -> LayerReport:
-    stage, before = next(pair for pair in group if isinstance(pair[0], Linear | Convolution))
-    assert isinstance(stage, Linear | Convolution)
-    after = stage.flow(before)
+class _Part(NamedTuple):
+    """Some stages that follow from one input, and the functions of the runtime that compute them."""
+
+    stages: Sequence[Stage]
+    reads: Reads
+    functions: Sequence[Any]
+
+
+def _groups(model: PackedModel) -> list[list[int]]:
+    """The places of every layer and of the stages after it, up to the next layer or branch."""
+    readers = Counter(value for reads in model.reads for value in reads)
+    groups: list[list[int]] = []
+    for place, (stage, reads) in enumerate(zip(model.stages, model.reads, strict=True)):
+        if isinstance(stage, PRODUCTS):
+            groups.append([place])
+        elif groups and reads == (groups[-1][-1] + 1,) and readers[reads[0]] == 1:
+            groups[-1].append(place)
+    return groups
+
+
+def _sizes(model: PackedModel, place: int) -> tuple[Sizes, str]:
+    stage, before, after = model.stages[place], model.flows[model.reads[place][0]], model.flows[place + 1]
+    assert isinstance(stage, PRODUCTS)
     positions = int(np.prod(after.shape[1:]))
-    units, fan_in = len(stage.bits), stage.fan_in
+    units, fan_in = len(stage.weight), stage.fan_in
     # One popcount takes 64 inputs, one entry of a table takes four.
-    operations = units * positions * -(-fan_in // (64 if before.kind == "spins" else 4))
+    inputs = 1 if not is_binary(stage) else 64 if before.kind == "spins" else 4
+    operations = units * positions * -(-fan_in // inputs)
     kind = "linear" if isinstance(stage, Linear) else "{} × {} convolution".format(*stage.kernel)
-    name = f"{number}: {kind}, {fan_in} → {units}, {before.kind}"
-    sizes = 4 * units * fan_in, stage.bits.nbytes, units * fan_in * positions, operations
-    return _timed(name, group, functions, x, [sizes], repeats)
+    name = f"{kind}, {fan_in} → {units}, {before.kind}{'' if is_binary(stage) else ', int8 weights'}"
+    return (4 * units * fan_in, stage.weight.nbytes, units * fan_in * positions, operations), name
 
 
 def _timed(
-    name: str, group: Group, functions: Any, x: Any, sizes: Sequence[Sizes], repeats: int
+    name: str, part: _Part, flows: Sequence[Flow], x: Array, sizes: Sequence[Sizes], repeats: int
 ) -> LayerReport:
     floats = torch.from_numpy(x * np.float32(2) - 1 if x.dtype == bool else x.astype(np.float32))
-    run_floats = _chain([_in_floats(stage, flow) for stage, flow in group])
+    in_floats = [
+        _in_floats(stage, flows[read[0]]) for stage, read in zip(part.stages, part.reads, strict=True)
+    ]
     candidates: dict[str, Callable[[], object]] = {
-        "packed": lambda: _chain(functions)(x),
-        "float32": lambda: run_floats(floats),
+        "packed": lambda: _evaluated(part.functions, part.reads, x),
+        "float32": lambda: _evaluated(in_floats, part.reads, floats),
     }
-    int8 = [_in_int8(stage) for stage, _ in group]
+    int8 = [_in_int8(stage) for stage in part.stages]
     if all(int8):
-        small, run_int8 = floats.clamp(-127, 127).to(torch.int8), _chain(int8)
-        candidates["int8"] = lambda: run_int8(small)
+        small = floats.clamp(-127, 127).to(torch.int8)
+        candidates["int8"] = lambda: _evaluated(int8, part.reads, small)
     taken = in_turns(candidates, repeats, 5, time.process_time)
     ms = {key: round(1e3 * statistics.median(own), 4) for key, own in taken.items()}
     floats_, packed, additions, operations = (sum(column) for column in zip(*sizes, strict=True))
@@ -117,33 +151,22 @@ def _timed(
     return LayerReport(name, floats_, packed, additions, operations, *times)
 
 
-def _groups(model: PackedModel) -> list[Group]:
-    groups: list[list[tuple[Stage, Flow]]] = []
-    for stage, flow in zip(model.stages, model.flows, strict=False):
-        starts = isinstance(stage, Linear | Convolution)
-        if not groups or (starts and any(isinstance(one, Linear | Convolution) for one, _ in groups[-1])):
-            groups.append([])
-        groups[-1].append((stage, flow))
-    return [*groups]
+def _evaluated(functions: Sequence[Any], reads: Reads, x: Any) -> list[Any]:
+    """All values: the input and the result of every function."""
+    values = [x]
+    for function, read in zip(functions, reads, strict=True):
+        values.append(function(*(values[value] for value in read)))
+    return values
 
 
-def _chain(functions: Sequence[Any]) -> Callable[[Any], Any]:
-    def run(x: Any) -> Any:
-        for function in functions:
-            x = function(x)
-        return x
-
-    return run
-
-
-def _in_floats(stage: Stage, flow: Flow) -> Callable[[Tensor], Tensor]:
+def _in_floats(stage: Stage, flow: Flow) -> Callable[..., Tensor]:
     """A stage as torch computes it in float32; scales are left out, since they do not change the time."""
     match stage:
         case Linear():
-            weight = torch.from_numpy(spins_of_bits(stage.bits, stage.fan_in)).float()
+            weight = torch.from_numpy(whole_weights(stage)).float()
             return lambda x: F.linear(x, weight)
         case Convolution():
-            spins = torch.from_numpy(spins_of_bits(stage.bits, stage.fan_in)).float()
+            spins = torch.from_numpy(whole_weights(stage)).float()
             kernel = spins.view(len(spins), -1, *stage.kernel)
             geometry = None, stage.stride, stage.padding, stage.dilation, stage.groups
             return lambda x: F.conv2d(x, kernel, *geometry)
@@ -159,13 +182,20 @@ def _in_floats(stage: Stage, flow: Flow) -> Callable[[Tensor], Tensor]:
             return lambda x: pool(x, stage.size, stage.stride)
         case Flatten():
             return lambda x: x.flatten(1)
+        case Add():
+            return lambda *parts: reduce(torch.add, parts)
+        case Concat():
+            return lambda *parts: torch.cat(parts, 1)
+        case Pad():
+            sides = (*stage.columns, *stage.rows, *stage.channels)
+            return lambda x: F.pad(x, sides)
 
 
 def _in_int8(stage: Stage) -> Callable[[Tensor], Tensor] | None:
     """Linear layers and signs in int8; torch's other int8 operators are deprecated."""
     match stage:
         case Linear():
-            weight = torch.from_numpy(spins_of_bits(stage.bits, stage.fan_in)).T
+            weight = torch.from_numpy(whole_weights(stage)).T
             return lambda x: torch._int_mm(x, weight)
         case Threshold():
             if stage.thresholds is None:

@@ -4,7 +4,7 @@ Without numba, float32 products give the same integers: they are exact below 2^2
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Literal
@@ -12,22 +12,28 @@ from typing import Literal
 import numpy as np
 
 from spingrad.export.stages import (
+    PRODUCTS,
+    Add,
     Array,
+    Concat,
     Convolution,
     Flatten,
     Flow,
     Linear,
+    Pad,
     Pool,
     Product,
+    Reads,
     Rescale,
     Stage,
     Threshold,
-    spins_of_bits,
+    is_binary,
+    whole_weights,
 )
 from spingrad.kernels.descent import HAS_NUMBA
 
 Backend = Literal["auto", "numba", "numpy"]
-Function = Callable[[Array], Array]
+Function = Callable[..., Array]
 CHUNK = 256  # examples that pass all layers together, so that what flows between layers stays in the cache
 LANES = 64  # of the kernels
 
@@ -48,18 +54,24 @@ class Runtime:
 
     Args:
         stages: The stages of the network.
-        flows: What enters the first stage and what leaves each stage.
+        reads: Which values each stage reads.
+        flows: The values: the input and the result of every stage.
         backend: What computes the sums.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], flows: Sequence[Flow], backend: Literal["numba", "numpy"]
+        self,
+        stages: Sequence[Stage],
+        reads: Reads,
+        flows: Sequence[Flow],
+        backend: Literal["numba", "numpy"],
     ) -> None:
-        self.stages, self.flows = stages, flows
+        self.stages, self.reads, self.flows = stages, reads, flows
         self.functions = [
-            _function(stage, before, after, backend)
-            for stage, before, after in zip(stages, flows, flows[1:], strict=False)
+            _function(stage, flows[read[0]], after, backend)
+            for stage, read, after in zip(stages, reads, flows[1:], strict=True)
         ]
+        self.last_read = {value: place for place, read in enumerate(reads) for value in read}
 
     def scores(self, x: Array, threads: int | None) -> Array:
         x = self._inputs(x)
@@ -67,10 +79,7 @@ class Runtime:
         chunks = [slice(start, start + CHUNK) for start in range(0, len(x), CHUNK)]
 
         def run(chunk: slice) -> None:
-            values = x[chunk]
-            for function in self.functions:
-                values = function(values)
-            out[chunk] = values
+            *_, (_, out[chunk]) = self._results(x[chunk])
 
         threads = min(threads or os.cpu_count() or 1, len(chunks))
         if threads > 1:  # the kernels release the interpreter lock
@@ -82,19 +91,27 @@ class Runtime:
         return out
 
     def sums(self, x: Array) -> list[Array]:
-        x, found = self._inputs(x), []
-        for stage, function in zip(self.stages, self.functions, strict=True):
-            x = function(x)
-            if isinstance(stage, Linear | Convolution):
-                found.append(x)
-        return found
+        return [result for stage, result in self._results(self._inputs(x)) if isinstance(stage, PRODUCTS)]
+
+    def _results(self, x: Array) -> Iterator[tuple[Stage, Array]]:
+        """Every stage and what it computes; a value is forgotten once its last reader has read it."""
+        values = {0: x}
+        for place, (stage, function) in enumerate(zip(self.stages, self.functions, strict=True)):
+            result = function(*(values[value] for value in self.reads[place]))
+            for value in set(self.reads[place]):
+                if self.last_read[value] == place:
+                    del values[value]
+            values[place + 1] = result
+            yield stage, result
 
     def _inputs(self, x: Array) -> Array:
         x, (kind, shape, _) = np.asarray(x), self.flows[0]
-        if x.shape[1:] not in (shape, (int(np.prod(shape)),)):
+        without_ones = tuple(size for size in shape if size > 1)  # a signal is an image of height one
+        if x.shape[1:] not in (shape, without_ones, (shape[0], *shape[2:]), (int(np.prod(shape)),)):
             raise ValueError(f"examples must have the shape {shape}, got an array of shape {x.shape}")
-        if kind == "pixels" and x.dtype != np.uint8:
-            raise ValueError(f"this network takes pixels as uint8, 0 to 255, got {x.dtype}")
+        expected = {"pixels": "uint8", "int8": "int8"}.get(kind)
+        if expected and x.dtype != expected:
+            raise ValueError(f"this network takes {expected}, got {x.dtype}")
         if kind == "spins":
             if not (np.abs(x) == 1).all():
                 raise ValueError("this network takes spins, -1 or +1, got other values")
@@ -105,7 +122,7 @@ class Runtime:
 def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function:
     match stage:
         case Linear():
-            return _sums(stage, stage.bits, before, None, backend)
+            return _sums(stage, stage.weight, before, None, backend)
         case Convolution():
             return _convolution(stage, before, after, backend)
         case Threshold():
@@ -116,13 +133,20 @@ def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function
             return _pool(stage, after)
         case Flatten():
             return lambda x: x.reshape(len(x), -1)
+        case Add():
+            return _add(stage)
+        case Concat():
+            return lambda *parts: np.concatenate(parts, 1)
+        case Pad():
+            sides = (0, 0), stage.channels, stage.rows, stage.columns
+            return lambda x: np.pad(x, sides)
 
 
 def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Function:
     channels, valid = stage.channels // stage.groups, None
     if any(stage.padding):  # which inputs of each patch lie inside the image, (positions, fan-in)
         valid = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
-    parts = [_sums(stage, bits, before, valid, backend) for bits in np.split(stage.bits, stage.groups)]
+    parts = [_sums(stage, own, before, valid, backend) for own in np.split(stage.weight, stage.groups)]
 
     def convolve(x: Array) -> Array:
         groups = np.split(x, stage.groups, 1)
@@ -141,23 +165,23 @@ def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * pos
     return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * height * width)
 
 
-def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backend: str) -> Function:
+def _sums(stage: Product, weight: Array, before: Flow, valid: Array | None, backend: str) -> Function:
     """Computes the sums of a layer's units, or of one group of them, for every example or patch."""
 
     def unfolded(x: Array) -> Array:
         return _patches(x, stage) if isinstance(stage, Convolution) else x
 
-    if backend == "numpy":
-        multiply = _products(bits, stage.fan_in, before, valid)
+    if backend == "numpy" or not is_binary(stage):
+        multiply = _products(whole_weights(stage, weight), before, valid)
         return lambda x: multiply(unfolded(x))
     if before.kind != "spins":
-        add = _tables(bits, stage.fan_in, before.bound)
+        add = _tables(weight, stage.fan_in, before.bound)
         return lambda x: add(unfolded(x))
     # Channels are packed before patches are unfolded, so that an eighth of the bytes is copied.
-    ones = np.unpackbits(bits, axis=1, count=stage.fan_in, bitorder="little")
-    shape = (len(bits), -1, *stage.kernel) if isinstance(stage, Convolution) else (len(bits), -1)
-    weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(bits), -1)
-    start = np.full((1, len(bits)), stage.fan_in, np.int32)
+    ones = np.unpackbits(weight, axis=1, count=stage.fan_in, bitorder="little")
+    shape = (len(ones), -1, *stage.kernel) if isinstance(stage, Convolution) else ones.shape
+    weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(ones), -1)
+    start = np.full((1, len(ones)), stage.fan_in, np.int32)
     if valid is not None:
         # Outside the image x is a zero bit, which differs from every weight bit of one. The kernel subtracts
         # two for each such pair, so the start adds two.
@@ -166,9 +190,9 @@ def _sums(stage: Product, bits: Array, before: Flow, valid: Array | None, backen
     return lambda x: count(unfolded(np.packbits(x, axis=1, bitorder="little")))
 
 
-def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Function:
+def _products(weight: Array, before: Flow, valid: Array | None) -> Function:
     """Sums as float32 products."""
-    spins = spins_of_bits(bits, fan_in).astype(np.float32).T
+    transposed = weight.astype(np.float32).T
 
     def multiply(x: Array) -> Array:
         numbers = x.astype(np.float32)
@@ -176,7 +200,7 @@ def _products(bits: Array, fan_in: int, before: Flow, valid: Array | None) -> Fu
             numbers = 2 * numbers - 1
             if valid is not None:
                 numbers = (numbers.reshape(-1, *valid.shape) * valid).reshape(x.shape)
-        return (numbers @ spins).astype(np.int32)
+        return (numbers @ transposed).astype(np.int32)
 
     return multiply
 
@@ -233,14 +257,27 @@ def _threshold(stage: Threshold) -> Function:
 
 def _rescale(stage: Rescale) -> Function:
     multipliers = stage.multipliers.astype(np.int64)
-    dtype = np.int16 if stage.limit < 2**15 else np.int32
+    dtype = np.int16 if max(-stage.low, stage.high) < 2**15 else np.int32
 
     def rescale(x: Array) -> Array:
         line = x.astype(np.int64) * _along(multipliers, x) + _along(stage.offsets, x)
-        clipped: Array = np.clip(line >> stage.shift, -stage.limit, stage.limit)
+        clipped: Array = np.clip(line >> stage.shift, stage.low, stage.high)
         return clipped.astype(dtype)
 
     return rescale
+
+
+def _add(stage: Add) -> Function:
+    def add(*parts: Array) -> Array:
+        pairs = zip(stage.multipliers, map(_numbers, parts), strict=True)
+        return reduce(np.add, (part if m == 1 else np.int32(m) * part for m, part in pairs))
+
+    return add
+
+
+def _numbers(x: Array) -> Array:
+    """Spins as -1 and +1, and everything else as it is, in int32."""
+    return 2 * x.astype(np.int32) - 1 if x.dtype == bool else x.astype(np.int32)
 
 
 def _along(values: Array, x: Array) -> Array:
@@ -255,7 +292,7 @@ def _pool(stage: Pool, after: Flow) -> Function:
 
     def pool(x: Array) -> Array:
         if stage.take == "sum":
-            x = 2 * x.astype(np.int32) - 1 if x.dtype == bool else x.astype(np.int32)
+            x = _numbers(x)
         parts = [x[:, :, i : i + down * height : down, j : j + right * width : right] for i, j in corners]
         return np.asarray(reduce(combine, (part[:, :, :height, :width] for part in parts)))
 

@@ -23,7 +23,7 @@ Kind = Literal["pixels", "int8", "spins", "integers"]
 Reads = tuple[tuple[int, ...], ...]
 
 EXACT = 2**24  # float32 represents every integer below it, so that all runtimes compute the same sums
-WIDEST = 2**31  # of other integers, such as the sum of two branches
+WIDEST = 2**31 - 1  # of other integers, such as the sum of two branches
 LARGEST = 2**24  # most values per example between two stages
 INPUTS: dict[Kind, int] = {"pixels": 255, "int8": 128, "spins": 1}
 """What a network can read, and the largest magnitude of it."""
@@ -43,7 +43,8 @@ class Flow(NamedTuple):
             )
         if bound >= below:
             why = "the sums of a layer" if below == EXACT else "integers"
-            raise ValueError(f"{why} must stay below 2^{below.bit_length() - 1}, these can reach {bound:,}")
+            power = (below + 1).bit_length() - 1
+            raise ValueError(f"{why} must stay below 2^{power}, these can reach {bound:,}")
         return Flow(kind, shape, bound)
 
 
@@ -137,7 +138,7 @@ class Threshold:
         if self.thresholds is not None and self.directions is not None:
             _check_array("thresholds", self.thresholds, np.int32, 1)
             _check_array("directions", self.directions, np.int8, 1)
-            if (self.thresholds == -WIDEST).any():
+            if (self.thresholds < -WIDEST).any():
                 raise ValueError("thresholds must be below 2^31 in magnitude")
             if (np.abs(self.directions) != 1).any():
                 raise ValueError("directions must be -1 or +1")
@@ -182,8 +183,7 @@ class Rescale:
             raise ValueError("offsets must be at most 2^61 in magnitude")
 
     def flow(self, flow: Flow) -> Flow:
-        if flow.kind == "spins":
-            raise ValueError("expected integers, got spins")
+        _check_numbers(flow)
         for values in (self.multipliers, self.offsets):
             _check_units(values, flow.shape)
         if int(np.abs(self.multipliers.astype(np.int64)).max()) * flow.bound > 2**61:
@@ -237,9 +237,9 @@ class Add:
     multipliers: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.multipliers or not all(_is_integer(m) and 0 < abs(m) < EXACT for m in self.multipliers):
+        if not self.multipliers or not all(_is_integer(m) and 0 < abs(m) < WIDEST for m in self.multipliers):
             raise ValueError(
-                f"multipliers must be integers below 2^24 in magnitude, none of them zero, "
+                f"multipliers must be integers below 2^31 in magnitude, none of them zero, "
                 f"got {self.multipliers!r:.100}"
             )
 
@@ -342,9 +342,10 @@ def is_binary(stage: Product) -> bool:
     return stage.weight.dtype == np.uint8
 
 
-def whole_weights(stage: Product) -> Array:  # (units, fan-in), int8
-    """The weights as numbers: -1 and +1 for bits."""
-    return spins_of_bits(stage.weight, stage.fan_in) if is_binary(stage) else stage.weight
+def whole_weights(stage: Product, weight: Array | None = None) -> Array:  # (units, fan-in), int8
+    """The weights of a layer, or of some of its units, as numbers: -1 and +1 for bits."""
+    weight = stage.weight if weight is None else weight
+    return spins_of_bits(weight, stage.fan_in) if is_binary(stage) else weight
 
 
 def reach(stage: Product) -> int:
@@ -410,8 +411,8 @@ def _check_units(values: Array | None, shape: Shape) -> None:
 
 
 def _check_numbers(flow: Flow) -> None:
-    if flow.kind != "integers":
-        raise ValueError(f"expected the sums of a layer, got {flow.kind}")
+    if flow.kind == "spins":
+        raise ValueError("expected integers, got spins")
 
 
 def _check_count(stage: Stage, read: Sequence[object], count: int | None) -> None:

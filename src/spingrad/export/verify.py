@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from spingrad._files import write_atomically
 from spingrad.export.c import CSource, to_c
-from spingrad.export.onnx import to_onnx
+from spingrad.export.onnx import DTYPES, to_onnx
 from spingrad.export.packed import PackedModel
 from spingrad.export.qonnx import to_qonnx
-from spingrad.export.stages import Array, Convolution, Linear
+from spingrad.export.stages import PRODUCTS, Array
 from spingrad.nn.linear import BinaryLayer
 
 STRICT = ("gcc", "-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror")
@@ -92,7 +92,7 @@ def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Ans
     source = to_c(model, "network")
     with tempfile.TemporaryDirectory() as folder:
         program = compiled(source, _main(model, source, counts), folder, flags)
-        content = x.astype(np.uint8 if model.kind == "pixels" else np.int8).tobytes()
+        content = x.astype(DTYPES[model.kind]).tobytes()
         out = subprocess.run([program], input=content, capture_output=True, check=True).stdout
     parts = np.split(np.frombuffer(out, np.int32).reshape(len(x), -1), np.cumsum(counts), axis=1)
     sums = [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=False)]
@@ -121,7 +121,7 @@ def from_onnx(model: PackedModel, x: Array) -> Answers:
     session = onnxruntime.InferenceSession(
         made.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    batch = x.astype(np.uint8 if model.kind == "pixels" else np.int8).reshape(-1, *model.shape)
+    batch = x.astype(DTYPES[model.kind]).reshape(-1, *model.shape)
     *sums, classes = session.run([*names, "classes"], {"input": batch})
     return Answers(sums, classes)
 
@@ -140,7 +140,7 @@ def from_qonnx(model: PackedModel, x: Array) -> Answers:
 
 def _shapes(model: PackedModel) -> list[tuple[int, ...]]:
     pairs = zip(model.stages, model.flows[1:], strict=True)
-    return [flow.shape for stage, flow in pairs if isinstance(stage, Linear | Convolution)]
+    return [flow.shape for stage, flow in pairs if isinstance(stage, PRODUCTS)]
 
 
 def _main(model: PackedModel, source: CSource, counts: list[int]) -> str:

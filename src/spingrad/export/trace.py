@@ -1,0 +1,158 @@
+"""Reads a torch network as a graph of modules and functions, by ``torch.fx``."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from spingrad.nn.bits import Bits
+from spingrad.nn.gain import Gain
+from spingrad.nn.linear import BinaryLayer
+from spingrad.nn.sign import Sign, sign
+
+LEAVES = BinaryLayer, Bits, Gain, Sign
+
+
+class _Tracer(fx.Tracer):
+    """Looks into modules of the user; those of torch and of spingrad stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(sign,))
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+
+def traced(model: nn.Module) -> fx.GraphModule:
+    """The network as a graph.
+
+    Raises:
+        ValueError: Its ``forward`` takes more than one tensor, or depends on the values of a tensor.
+    """
+    if isinstance(model, nn.Sequential) or not isinstance(model, LEAVES):
+        root = model
+    else:
+        root = nn.Sequential(model)  # a single layer is a network, too
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(root)
+    except Exception as error:  # the user's own code, run with stand-ins for tensors
+        raise ValueError(
+            f"{type(model).__name__}: its forward cannot be read as a graph "
+            f"({type(error).__name__}: {error!s:.200}). It may call layers and functions of tensors in any "
+            "order, but must not depend on their values"
+        ) from error
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        raise ValueError(f"{type(model).__name__}: expected a forward with one input, got {len(inputs)}")
+    return fx.GraphModule(root, graph)
+
+
+def place_of(node: fx.Node) -> str:
+    """Where a node is in the network: the path of its module, or of the module whose forward calls it."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((str(path) for path, _ in reversed(stack.values())), "") if stack else ""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"{name} in {path or 'the network'}"
+
+
+def peaks(graph: fx.GraphModule, x: Tensor) -> dict[fx.Node, float]:
+    """The largest magnitude of the result of every node on a batch."""
+    found: dict[fx.Node, float] = {}
+
+    class Watch(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if isinstance(result, Tensor) and result.numel():
+                found[n] = float(result.abs().max())
+            return result
+
+    with torch.no_grad():
+        Watch(graph).run(x)
+    return found
+
+
+def as_module(node: fx.Node, graph: fx.GraphModule) -> nn.Module | None:
+    """The module that a node calls, or one that does the same as the function or method that it calls."""
+    if node.op == "call_module":
+        return graph.get_submodule(str(node.target))
+    if node.op not in ("call_function", "call_method") or node.target not in _FUNCTIONS:
+        return None
+    try:
+        return _FUNCTIONS[node.target](*node.args[1:], **node.kwargs)
+    except (TypeError, ValueError):  # options that the module does not have
+        return None
+
+
+def _flatten(start_dim: int = 0, end_dim: int = -1) -> nn.Module:
+    return nn.Flatten(start_dim, end_dim)
+
+
+def _dropout(*_: Any, **__: Any) -> nn.Module:
+    return nn.Identity()
+
+
+def _relu(inplace: bool = False) -> nn.Module:
+    return nn.ReLU()
+
+
+def _hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> nn.Module:
+    return nn.Hardtanh(min_val, max_val)
+
+
+def _view(*shape: Any) -> nn.Module | None:
+    """Only ``x.view(len(x), -1)``: everything but the first dimension in one."""
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+    flat = len(sizes) == 2 and sizes[1] == -1 and not isinstance(sizes[0], int)
+    return nn.Flatten() if flat else None
+
+
+def _mean(dim: Any = None, keepdim: bool = False) -> nn.Module | None:
+    dims = {dim} if isinstance(dim, int) else set(dim or ())
+    pools: dict[frozenset[int], type[nn.Module]] = {
+        frozenset({2, 3}): nn.AdaptiveAvgPool2d,
+        frozenset({-2, -1}): nn.AdaptiveAvgPool2d,
+        frozenset({2}): nn.AdaptiveAvgPool1d,
+        frozenset({-1}): nn.AdaptiveAvgPool1d,
+    }
+    pool = pools.get(frozenset(dims))
+    if pool is None:
+        return None
+    return pool(1) if keepdim else nn.Sequential(pool(1), nn.Flatten())
+
+
+_FUNCTIONS: dict[Any, Callable[..., nn.Module | None]] = {
+    sign: Sign,
+    F.relu: _relu,
+    torch.relu: _relu,
+    "relu": _relu,
+    F.relu6: lambda inplace=False: nn.ReLU6(),
+    F.hardtanh: _hardtanh,
+    torch.clamp: lambda min=None, max=None: _hardtanh(min, max) if None not in (min, max) else None,
+    "clamp": lambda min=None, max=None: _hardtanh(min, max) if None not in (min, max) else None,
+    F.dropout: _dropout,
+    F.max_pool1d: nn.MaxPool1d,
+    F.max_pool2d: nn.MaxPool2d,
+    F.avg_pool1d: nn.AvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    torch.flatten: _flatten,
+    "flatten": _flatten,
+    "view": _view,
+    "reshape": _view,
+    "mean": _mean,
+    torch.mean: _mean,
+    "unsqueeze": lambda dim: nn.Unflatten(1, (1, -1)) if dim == 1 else None,
+    torch.unsqueeze: lambda dim: nn.Unflatten(1, (1, -1)) if dim == 1 else None,
+}
+ADDITIONS = operator.add, operator.iadd, torch.add, "add", "add_"
+JOINS = torch.cat, torch.concat, torch.concatenate
+PADS = (F.pad,)
+SHAPES = getattr, operator.getitem, "size", len
+"""Functions of a tensor's shape, which only ``view`` needs."""
