@@ -622,7 +622,7 @@ static void rescale(i32 multiplier, int64_t offset, int shift, i32 low, i32 high
     ),
     "rescale_each": (
         """\
-static void rescale_each(const FLASH int32_t *multipliers, const FLASH int64_t *offsets, int shift, i32 low,
+static void rescale_each(const FLASH i32 *multipliers, const FLASH int64_t *offsets, int shift, i32 low,
                          i32 high, int units, i32 *sums)
 {
     for (int unit = 0; unit < units; unit++)
@@ -643,9 +643,9 @@ static void compare(i32 threshold, int units, i32 *sums)
 """,
         (),
     ),
-    "compare_@C@": (
+    "compare_@T@": (
         """\
-static void compare_@C@(const FLASH @C@ *thresholds, int units, i32 *sums)
+static void compare_@T@(const FLASH @T@ *thresholds, int units, i32 *sums)
 {
     for (int unit = 0; unit < units; unit++)
         sums[unit] = sums[unit] >= GET(thresholds + unit) ? 1 : -1;
@@ -707,10 +707,10 @@ def function(name: str) -> tuple[str, str, tuple[str, ...]]:
     if name in FUNCTIONS:
         return name, *FUNCTIONS[name]
     stem, _, kind = name.rpartition("_")
-    key = next(each for each in (f"{stem}_@T@", f"{stem}_@C@") if each in FUNCTIONS)
+    key = f"{stem}_@T@"
     text, calls = FUNCTIONS[key]
     small = kind in ("u8", "i8")  # the sum of four inputs fits into 16 bits
     types = {"@table_sum@": "int" if small else "i32", "@table@": "int16_t" if small else "i32"}
-    for mark, meant in {**types, "@T@": kind, "@C@": kind}.items():
+    for mark, meant in {**types, "@T@": kind}.items():
         text = text.replace(mark, meant)
     return key, text, calls

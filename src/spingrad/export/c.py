@@ -150,7 +150,7 @@ class _Writer:
         self.model, self.name, self.reentrant = model, name, reentrant
         self.steps, self.roots = steps(model.stages, model.reads, model.flows)
         self.ranges = _ranges(model)
-        self.arrays: list[str] = []
+        self.arrays: dict[str, str] = {}  # name -> declaration
         self.flash = dict.fromkeys(WORD_SIZES, 0)
         self.longest = [math.prod(flow.shape) for flow in model.flows]  # numbers that an int must hold
         self.used: set[str] = set()
@@ -174,8 +174,8 @@ class _Writer:
         arguments = f"const {INPUT_TYPES[self.model.kind]} *input"
         fields: dict[str, object] = {
             "functions": "".join(function(name)[1] for name in sorted(self.used, key=_order)),
-            "geometry": GEOMETRY if any("geometry" in text for text in self.arrays) else "",
-            "constants": "".join(self.arrays),
+            "geometry": GEOMETRY if any(name.startswith("geometry") for name in self.arrays) else "",
+            "constants": "".join(self.arrays.values()),
             "arena": "" if self.reentrant else ARENA,
             "body": "".join(pointers + self.lines),
             "title": f"{widths}, {self.model.num_weights} weights; written by spingrad",
@@ -341,9 +341,9 @@ class _Writer:
             if thresholds[0]:
                 self._call("compare", thresholds[0], units, "sums")
             return
-        dtype = np.int16 if bound < 2**15 - 1 else np.int32
+        kind, dtype = ("i16", np.int16) if bound < 2**15 - 1 else ("i32", np.int32)
         values = self._array(f"threshold_{number}", thresholds.astype(dtype))
-        self._call(f"compare_{np.dtype(dtype).name}_t", f"{values} + first", units, "sums")
+        self._call(f"compare_{kind}", f"{values} + first", units, "sums")
 
     def _rescale(self, stage: Rescale, number: int, bound: int, units: str) -> None:
         ends = stage.low, stage.high
@@ -464,23 +464,25 @@ class _Writer:
             for row in packed.view("<u4")
             for word, width in zip(row, widths, strict=True)
         ]
-        for size in WORD_SIZES:
-            self.flash[size] += len(weight) * (4 * whole + -(-8 * rest // size) * size // 8)
-        self._declare("word", name, f"{len(weight)} * WORDS({fan_in})", texts)
-        return name
+        sizes = [len(weight) * (4 * whole + -(-8 * rest // bits) * bits // 8) for bits in WORD_SIZES]
+        return self._declare("word", name, f"[{len(weight)} * WORDS({fan_in})]", texts, sizes)
 
     def _array(self, name: str, values: Array) -> str:
-        for size in WORD_SIZES:
-            self.flash[size] += values.nbytes
-        self._declare(f"{values.dtype.name}_t", name, str(values.size), [_literal(v) for v in values.ravel()])
-        return name
+        kind = {np.dtype(np.int16): "i16", np.dtype(np.int32): "i32"}.get(values.dtype, f"{values.dtype}_t")
+        texts = [_literal(value) for value in values.ravel()]
+        return self._declare(kind, name, f"[{values.size}]", texts, [values.nbytes] * len(WORD_SIZES))
 
-    def _declare(self, kind: str, name: str, count: str, texts: Sequence[str]) -> None:
-        wide = 16 if kind == "int8_t" else 6 if kind == "word" else 8
-        lines = ",\n    ".join(", ".join(texts[i : i + wide]) for i in range(0, len(texts), wide))
-        section = f"{self.name.upper()}_CONST_SECTION"
-        declared = f"static const FLASH {kind} {name}[{count}] {section}"
-        self.arrays.append(f"{declared} = {{\n    {lines}\n}};\n\n")
+    def _declare(self, kind: str, name: str, size: str, texts: Sequence[str], sizes: Sequence[int]) -> str:
+        """Declare constants, once; ``sizes`` are their bytes for the three sizes of words."""
+        if name not in self.arrays:
+            wide = 16 if kind == "int8_t" else 6 if kind == "word" else 13
+            lines = ",\n    ".join(", ".join(texts[i : i + wide]) for i in range(0, len(texts), wide))
+            section = f"{self.name.upper()}_CONST_SECTION"
+            declared = f"static const FLASH {kind} {name}{size} {section}"
+            self.arrays[name] = f"{declared} = {{\n    {lines}\n}};\n\n"
+            for bits, count in zip(WORD_SIZES, sizes, strict=True):
+                self.flash[bits] += count
+        return name
 
     def _geometry(
         self,
@@ -493,12 +495,8 @@ class _Writer:
         dilation: Pair = (1, 1),
     ) -> str:
         values = channels, *source.shape[1:], source.channel, source.pixel, *size, *stride, *padding, *dilation
-        for bits in WORD_SIZES:
-            self.flash[bits] += len(values) * (4 if bits == 32 else 2)
-        section = f"{self.name.upper()}_CONST_SECTION"
-        declared = f"static const FLASH geometry geometry_{number} {section}"
-        self.arrays.append(f"{declared} = {{{', '.join(map(str, values))}}};\n\n")
-        return f"&geometry_{number}"
+        sizes = [len(values) * each for each in (2, 2, 4)]  # of int
+        return "&" + self._declare("geometry", f"geometry_{number}", "", [*map(str, values)], sizes)
 
 
 def _threshold_after(line: Rescale, sign: Stage, units: int) -> Threshold:
