@@ -243,7 +243,7 @@ def test_changed_content_and_other_versions_are_told_apart(tmp_path):
     with pytest.raises(PackedFileError, match="SHA-256"):
         PackedModel.load(path)
     header, data = parts(content)
-    header["__metadata__"][KEY] = header["__metadata__"][KEY].replace('"version": 1', '"version": 2')
+    header["__metadata__"][KEY] = header["__metadata__"][KEY].replace('"version": 2', '"version": 3')
     path.write_bytes(joined(header, data))
     with pytest.raises(PackedFileError, match="version"):
         PackedModel.load(path)
@@ -274,11 +274,11 @@ def test_the_checksum_covers_names_dtypes_and_shapes_of_tensors():
     assert len({_checksum({}, tensors) for tensors in ({"a": tensor}, *others)}) == 5
 
 
-def test_thresholds_are_exact_in_single_precision_and_directions_are_signs():
-    largest, sign = np.array([2**24], np.int32), np.array([-1], np.int8)
+def test_thresholds_have_a_negative_and_directions_are_signs():
+    largest, sign = np.array([2**31 - 1], np.int32), np.array([-1], np.int8)
     Threshold(largest, sign)
-    with pytest.raises(ValueError, match="at most 2\\^24"):
-        Threshold(largest + 1, sign)
+    with pytest.raises(ValueError, match="below 2\\^31"):
+        Threshold(-largest - 1, sign)
     for other in (0, 2, -2):
         with pytest.raises(ValueError, match="directions must be -1 or \\+1"):
             Threshold(largest, sign * 0 + np.int8(other))

@@ -281,9 +281,9 @@ class _Folding:
         return term
 
     def _product(self, layer: _Layer, term: Term) -> Term:
-        stage, factor, bias = layer
+        (stage, factor, bias), term = layer, self._settled(term)
         pads = isinstance(stage, Convolution) and any(stage.padding)
-        shifted = term.slope.ndim == 0 and term.offset.ndim == 0 and not term.pools and not pads
+        shifted = term.slope.ndim == 0 and term.offset.ndim == 0 and not pads
         if not (term.is_plain or shifted) or term.flow.bound * reach(stage) >= EXACT:
             term = self._to_integers(term, min(FINEST, (EXACT - 1) // reach(stage)))
         value, flow = self._append(stage, term)
@@ -304,8 +304,13 @@ class _Folding:
         return self._plain(term.rounded(unit, -high if low is None else low, high), term, unit=unit)
 
     def _settled(self, term: Term) -> Term:
-        """The same, with pooling done: what follows need not be monotonic."""
-        return self._to_integers(term, STREAM) if term.pools else term
+        """The same, with pooling done: of the integers themselves where torch's numbers rise with them."""
+        if term.pools and not (term.slope > 0).all():
+            return self._to_integers(term, STREAM)
+        for pool in term.pools:
+            value, flow = self._append(pool, term)
+            term = Term(value, flow, term.slope, term.offset, term.steps, term.pools[1:])
+        return term
 
     def _sign(self, term: Term) -> Term:
         if term.flow.kind == "spins" and term.is_plain:
@@ -357,7 +362,6 @@ class _Folding:
         return most
 
     def _max_pool(self, term: Term, pool: Pool) -> Term:
-        pool.flow(term.flow)
         if term.flow.kind == "spins" and term.is_plain:
             return self._plain(pool, term, unit=term.unit)
         return Term(term.value, term.flow, term.slope, term.offset, term.steps, (*term.pools, pool))
@@ -379,7 +383,8 @@ class _Folding:
     def _flat(self, term: Term) -> Term:
         if len(term.flow.shape) == 1:
             return term
-        if term.slope.ndim or term.offset.ndim or term.pools:
+        term = self._settled(term)
+        if term.slope.ndim or term.offset.ndim:
             term = self._to_integers(term, STREAM)
         value, flow = self._append(Flatten(), term)
         return Term(value, flow, term.slope, term.offset, term.steps)
@@ -398,6 +403,7 @@ class _Folding:
 
     def _sum(self, terms: Sequence[Term]) -> Term:
         """Exact if one unit counts all terms, otherwise in a unit of 2^-27 of the largest sum."""
+        terms = [self._settled(term) for term in terms]
         if len({term.flow.shape for term in terms}) > 1:
             raise ValueError(
                 f"adds tensors of the shapes {[term.flow.shape for term in terms]}; equal ones can be packed"
@@ -447,6 +453,7 @@ class _Folding:
         sides = [(0, 0)] * (3 - len(sides)) + sides
         if len(sides) != 3 or len(term.flow.shape) != 3:
             raise ValueError(f"pads by {tuple(pad)}; only channels, rows and columns can be padded")
+        term = self._settled(term)
         if not term.is_plain:
             term = self._to_integers(term, STREAM)
         term = self._as_numbers(term)

@@ -9,12 +9,13 @@ included.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spingrad.export.stages import Array, Flow, Pool, Rescale, Threshold
+from spingrad.export.stages import Array, Flow, Pool, Rescale, Shape, Threshold
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d
 Step = Callable[[Tensor], Tensor]
@@ -48,6 +49,11 @@ class Term:
     def is_plain(self) -> bool:
         """Whether the integers are torch's numbers in one unit: one factor, nothing to add, no pooling."""
         return self.slope.ndim == 0 and not self.offset.any() and not self.pools
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of torch's tensor, pooling included."""
+        return reduce(lambda flow, pool: pool.flow(flow), self.pools, self.flow).shape
 
     @property
     def unit(self) -> float:
