@@ -171,7 +171,7 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         """\
 static int get_bit(const word *bits, int place)
 {
-    return (int)(bits[(unsigned)place / WORD_BITS] >> ((unsigned)place % WORD_BITS) & 1u);
+    return (int)(bits[(unsigned)place / WORD_BITS] >> ((unsigned)place % WORD_BITS) & (word)1);
 }
 
 """,
@@ -218,13 +218,13 @@ static void fill_bits(int value, int bits, word *out, int to)
 static int count(word bits)
 {
 #if WORD_BITS == 8
-    bits = (word)(bits - (bits >> 1 & 0x55u));
-    bits = (word)((bits & 0x33u) + (bits >> 2 & 0x33u));
+    bits = (word)(bits - (bits >> 1 & 0x55));
+    bits = (word)((bits & 0x33) + (bits >> 2 & 0x33));
     return (bits + (bits >> 4)) & 0x0f;
 #elif WORD_BITS == 16
-    bits = (word)(bits - (bits >> 1 & 0x5555u));
-    bits = (word)((bits & 0x3333u) + (bits >> 2 & 0x3333u));
-    bits = (word)((bits + (bits >> 4)) & 0x0f0fu);
+    bits = (word)(bits - (bits >> 1 & 0x5555));
+    bits = (word)((bits & 0x3333) + (bits >> 2 & 0x3333));
+    bits = (word)((bits + (bits >> 4)) & 0x0f0f);
     return (bits + (bits >> 8)) & 0x1f;
 #else
     bits -= bits >> 1 & 0x55555555u;
@@ -344,7 +344,7 @@ static void sum_@T@(const @T@ *in, const FLASH word *weight, int inputs, int uni
             word bits = GET(row);
             @table_sum@ sum = 0;
             for (int part = 0; part < WORD_BITS / 4; part++, bits = (word)(bits >> 4))
-                sum = (@table_sum@)(sum + tables[part][bits & 15u]);
+                sum = (@table_sum@)(sum + tables[part][bits & (word)15]);
             sums[unit] += sum;
         }
     }
@@ -447,8 +447,8 @@ static void patch_of_@T@(const @T@ *in, const FLASH geometry *where, int first, 
     ),
     "pool_bits": (
         """\
-static void pool_bits(const word *in, const FLASH geometry *where, int first, int y, int x, int add, int units,
-                      i32 *sums)
+static void pool_bits(const word *in, const FLASH geometry *where, int first, int y, int x, int add,
+                      int units, i32 *sums)
 {
     const geometry g = GET(where);
     for (int c = 0; c < units; c++) {
@@ -467,8 +467,8 @@ static void pool_bits(const word *in, const FLASH geometry *where, int first, in
     ),
     "pool_@T@": (
         """\
-static void pool_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, int add, int units,
-                     i32 *sums)
+static void pool_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, int add,
+                     int units, i32 *sums)
 {
     const geometry g = GET(where);
     for (int c = 0; c < units; c++) {

@@ -1,8 +1,8 @@
 """A packed network as C99 that is also C++11: one .c and one .h file, no allocation, no library."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from spingrad._files import write_atomically
 from spingrad._version import __version__
 from spingrad.export._c_library import ARENA, FUNCTIONS, GEOMETRY, HEADER, SOURCE, function
 from spingrad.export.packed import PackedModel
-from spingrad.export.plan import Buffer, Step, plan, steps
+from spingrad.export.plan import Buffer, Step, is_ordered, plan, steps
 from spingrad.export.stages import (
     PRODUCTS,
     Add,
@@ -209,7 +209,7 @@ class _Writer:
             names = [type(model.stages[number]).__name__ for number in (step.head, *step.tail)]
             self._line(f"/* {', '.join(names)} */")
             out = self._store(step.value, turn)
-            sources = [self.places[self.roots[value]] for value in model.reads[step.head]]
+            sources = [self._source(value) for value in model.reads[step.head]]
             if out.type == "bits" and math.prod(out.shape) % 32:
                 self._line(f"{out.pointer}[WORDS({math.prod(out.shape)}) - 1] = 0;")
             stage = model.stages[step.head]
@@ -245,8 +245,8 @@ class _Writer:
             self._reserve(name, kind, stage.fan_in, turn, turn)
             if kind == "bits" and stage.fan_in % 32:
                 self._line(f"{name}[WORDS({stage.fan_in}) - 1] = 0;")
-        with self._pixels(out), self._groups(stage.groups) as group:
-            self._call(function, source.pointer, where, _times(group, channels), "y", "x", *names)
+        with self._pixels(out) as at, self._groups(stage.groups) as group:
+            self._call(function, source.pointer, where, _times(group, channels), *at, *names)
             with self._chunks(each, _times(group, each)) as units:
                 self._sum(stage, kind, ", ".join(names), weight, units)
                 self._finish(step, out, units)
@@ -276,15 +276,16 @@ class _Writer:
             where = self._geometry(step.head, source.shape[0], source, stage.size, stage.stride)
         if isinstance(stage, Pad):
             where = self._geometry(step.head, source.shape[0], source)
-        with self._pixels(out), self._chunks(out.shape[0]) as units:
+        with self._pixels(out) as at, self._chunks(out.shape[0]) as units:
             match stage:
                 case Pool():
-                    shared = where, "first", "y", "x", int(stage.take == "sum"), units, "sums"
+                    shared = where, "first", *at, int(stage.take == "sum"), units, "sums"
                     self._call(f"pool_{source.type}", source.pointer, *shared)
                 case Pad():
+                    before = stage.channels[0], stage.rows[0], stage.columns[0]
                     corner = [
-                        f"{name} - {pair[0]}" if pair[0] else name
-                        for name, pair in (("first", stage.channels), ("y", stage.rows), ("x", stage.columns))
+                        f"{name} - {count}" if count else name
+                        for name, count in zip(("first", *at), before, strict=True)
                     ]
                     self._call(f"pad_{source.type}", source.pointer, where, *corner, units, "sums")
                 case Flatten():
@@ -362,7 +363,7 @@ class _Writer:
         self._call("rescale_each", *names, stage.shift, *ends, units, "sums")
 
     def _store(self, value: int, turn: int) -> _Place:
-        """The place of a value that is written in a step: the caller's scores, or memory until its last use."""
+        """The place of a value written in a turn: the caller's scores, or memory until its last use."""
         flow = self.model.flows[value]
         shape = _dimensions(flow.shape)
         if self.roots[len(self.model.stages)] == value:
@@ -382,19 +383,30 @@ class _Writer:
         self.places[value] = place
         return place
 
+    def _source(self, value: int) -> _Place:
+        """Where a value is; an image that was flattened is a vector, unless it is in another order."""
+        place, shape = self.places[self.roots[value]], self.model.flows[value].shape
+        if len(shape) == 1 and is_ordered(self.roots[value], self.model.flows):
+            return place._replace(shape=(*shape, 1, 1))
+        return place
+
     def _reserve(self, name: str, kind: str, count: int, start: int, end: int) -> None:
         size = 4 * -(-count // 32) if kind == "bits" else _BYTES[kind] * count
         self.buffers[name] = "word" if kind == "bits" else kind, Buffer(name, size, start, end)
 
     @contextmanager
-    def _pixels(self, out: _Place) -> Iterator[None]:
-        """Loops over the pixels of a value."""
-        with ExitStack() as stack:
-            if out.pixels > 1:
-                for name, size in zip("yx", out.shape[1:], strict=True):
-                    stack.enter_context(self._block(f"for (int {name} = 0; {name} < {size}; {name}++)"))
-                self._line(f"const int pixel = {_times('y', out.shape[2])} + x;")
-            yield
+    def _pixels(self, out: _Place) -> Iterator[tuple[str, str]]:
+        """Loops over the pixels of a value; yields row and column."""
+        if out.pixels == 1:
+            yield "0", "0"
+            return
+        loops = [
+            f"for (int {name} = 0; {name} < {size}; {name}++)"
+            for name, size in zip("yx", out.shape[1:], strict=True)
+        ]
+        with self._block(loops[0]), self._block(loops[1]):
+            self._line(f"const int pixel = {_times('y', out.shape[2])} + x;")
+            yield "y", "x"
 
     @contextmanager
     def _groups(self, groups: int) -> Iterator[str]:
@@ -406,7 +418,7 @@ class _Writer:
 
     @contextmanager
     def _chunks(self, count: int, start: str = "0", name: str = "first") -> Iterator[str]:
-        """A loop over ``count`` units from ``start``, some at a time; yields how many there are in its turn."""
+        """A loop over ``count`` units from ``start``, some at a time; yields how many at a time."""
         self.most_units = max(self.most_units, min(count, CHUNK))
         if count <= CHUNK:
             with self._block(""):
@@ -494,7 +506,16 @@ class _Writer:
         padding: Pair = (0, 0),
         dilation: Pair = (1, 1),
     ) -> str:
-        values = channels, *source.shape[1:], source.channel, source.pixel, *size, *stride, *padding, *dilation
+        values = (
+            channels,
+            *source.shape[1:],
+            source.channel,
+            source.pixel,
+            *size,
+            *stride,
+            *padding,
+            *dilation,
+        )
         sizes = [len(values) * each for each in (2, 2, 4)]  # of int
         return "&" + self._declare("geometry", f"geometry_{number}", "", [*map(str, values)], sizes)
 

@@ -44,9 +44,7 @@ class Buffer(NamedTuple):
         return self.start <= other.end and other.start <= self.end
 
 
-def steps(
-    stages: Sequence[Stage], reads: Reads, flows: Sequence[Flow]
-) -> tuple[list[Step], dict[int, int]]:
+def steps(stages: Sequence[Stage], reads: Reads, flows: Sequence[Flow]) -> tuple[list[Step], dict[int, int]]:
     """The steps in order, and for every value the one whose memory it shares (itself, or what is flattened).
 
     The channels of each pixel are stored together. A flattened image stays as it is if that is its order
