@@ -74,31 +74,23 @@ SOURCE = """\
 #define @NAME@_TRACE(layer, sums, units, place, stride) ((void)0)
 #endif
 
-/* Constants stay in flash. On AVR, where flash has addresses of its own, C reads it through __flash and C++
-   through GET. On other chips define @NAME@_CONST_SECTION to place them, for example as
-   __attribute__((section(".qspi"))). */
-#if defined(__AVR__) && defined(__cplusplus)
+/* Constants stay in flash. On AVR, where flash has addresses of its own, GNU C reads it through __flash, and
+   strict C and C++ read it through avr/pgmspace.h. On other chips define @NAME@_CONST_SECTION to place the
+   constants, for example as __attribute__((section(".qspi"))). */
+#if defined(__AVR__) && (defined(__cplusplus) || defined(__STRICT_ANSI__))
 #include <avr/pgmspace.h>
 #define FLASH
-#define GET(pointer) get(pointer)
+#define GET(type, pointer) get_##type(pointer)
 #ifndef @NAME@_CONST_SECTION
 #define @NAME@_CONST_SECTION PROGMEM
 #endif
-static inline uint8_t get(const uint8_t *pointer) { return pgm_read_byte(pointer); }
-static inline int8_t get(const int8_t *pointer) { return (int8_t)pgm_read_byte(pointer); }
-template <typename T> static inline T get(const T *pointer)
-{
-    T value;
-    memcpy_P(&value, pointer, sizeof value);
-    return value;
-}
 #else
 #ifdef __AVR__
 #define FLASH __flash
 #else
 #define FLASH
 #endif
-#define GET(pointer) (*(pointer))
+#define GET(type, pointer) (*(pointer))
 #ifndef @NAME@_CONST_SECTION
 #define @NAME@_CONST_SECTION
 #endif
@@ -111,7 +103,7 @@ template <typename T> static inline T get(const T *pointer)
 #define SHARED
 #endif
 typedef uint8_t u8;
-typedef int8_t SHARED i8;
+typedef int8_t i8;
 typedef int16_t SHARED i16;
 typedef int32_t SHARED i32;
 
@@ -122,13 +114,13 @@ typedef int32_t SHARED i32;
 typedef uint8_t word;
 #define WORD_1(w) (word)((w) & 0xffu)
 #define WORD_2(w) WORD_1(w), WORD_1((w) >> 8)
-#define WORD_3(w) WORD_2(w), WORD_1((w) >> 16)
-#define WORD_4(w) WORD_3(w), WORD_1((w) >> 24)
+#define WORD_3(w) WORD_2(w), WORD_1((uint32_t)(w) >> 16)
+#define WORD_4(w) WORD_3(w), WORD_1((uint32_t)(w) >> 24)
 #elif WORD_BITS == 16
 typedef uint16_t SHARED word;
 #define WORD_1(w) (word)((w) & 0xffffu)
 #define WORD_2(w) WORD_1(w)
-#define WORD_3(w) WORD_1(w), WORD_1((w) >> 16)
+#define WORD_3(w) WORD_1(w), WORD_1((uint32_t)(w) >> 16)
 #define WORD_4(w) WORD_3(w)
 #else
 typedef uint32_t SHARED word;
@@ -139,7 +131,26 @@ typedef uint32_t SHARED word;
 #endif
 #define WORDS(bits) (((bits) + WORD_BITS - 1) / WORD_BITS)
 
-@geometry@@constants@@arena@@functions@void @name@_scores(@arguments@)
+@geometry@#if defined(__AVR__) && (defined(__cplusplus) || defined(__STRICT_ANSI__))
+#define GETTER(type) \\
+    static inline type get_##type(const type *pointer) \\
+    { \\
+        type value; \\
+        memcpy_P(&value, pointer, sizeof value); \\
+        return value; \\
+    }
+#if WORD_BITS == 8
+static inline word get_word(const word *pointer) { return pgm_read_byte(pointer); }
+#else
+GETTER(word)
+#endif
+static inline int8_t get_int8_t(const int8_t *pointer) { return (int8_t)pgm_read_byte(pointer); }
+GETTER(i16)
+GETTER(i32)
+GETTER(int64_t)
+@get_geometry@#endif
+
+@constants@@arena@@functions@void @name@_scores(@arguments@)
 {
 @body@}
 
@@ -271,7 +282,7 @@ static void sum_bits(const word *in, const FLASH word *weight, int inputs, int u
     for (int unit = 0; unit < units; unit++) {
         int differ = 0;
         for (const word *bits = in; bits < in + words; bits++, weight++)
-            differ += count((word)(*bits ^ GET(weight)));
+            differ += count((word)(*bits ^ GET(word, weight)));
         sums[unit] = inputs - 2 * differ;
     }
 }
@@ -292,7 +303,7 @@ static void sum_valid_bits(const word *in, const word *valid, const FLASH word *
     for (int unit = 0; unit < units; unit++) {
         int differ = 0;
         for (int i = 0; i < words; i++, weight++)
-            differ += count((word)((in[i] ^ GET(weight)) & valid[i]));
+            differ += count((word)((in[i] ^ GET(word, weight)) & valid[i]));
         sums[unit] = inside - 2 * differ;
     }
 }
@@ -308,7 +319,7 @@ static void sum_whole_bits(const word *in, const FLASH int8_t *weight, int input
     for (int unit = 0; unit < units; unit++) {
         i32 sum = 0;
         for (int i = 0; i < inputs; i++, weight++)
-            sum += get_bit(in, i) ? GET(weight) : -GET(weight);
+            sum += get_bit(in, i) ? GET(int8_t, weight) : -GET(int8_t, weight);
         sums[unit] = sum;
     }
 }
@@ -341,7 +352,7 @@ static void sum_@T@(const @T@ *in, const FLASH word *weight, int inputs, int uni
             }
         }
         for (int unit = 0; unit < units; unit++, row += words) {
-            word bits = GET(row);
+            word bits = GET(word, row);
             @table_sum@ sum = 0;
             for (int part = 0; part < WORD_BITS / 4; part++, bits = (word)(bits >> 4))
                 sum = (@table_sum@)(sum + tables[part][bits & (word)15]);
@@ -361,7 +372,7 @@ static void sum_whole_@T@(const @T@ *in, const FLASH int8_t *weight, int inputs,
     for (int unit = 0; unit < units; unit++) {
         i32 sum = 0;
         for (int i = 0; i < inputs; i++, weight++)
-            sum += (i32)in[i] * GET(weight);
+            sum += (i32)in[i] * GET(int8_t, weight);
         sums[unit] = sum;
     }
 }
@@ -373,7 +384,7 @@ static void sum_whole_@T@(const @T@ *in, const FLASH int8_t *weight, int inputs,
         """\
 static void patch_of_bits(const word *in, const FLASH geometry *where, int first, int y, int x, word *patch)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     int place = 0;
     for (int i = 0; i < g.kernel_height; i++)
         for (int j = 0; j < g.kernel_width; j++, place += g.channels) {
@@ -391,7 +402,7 @@ static void patch_of_bits(const word *in, const FLASH geometry *where, int first
 static void patch_of_valid_bits(const word *in, const FLASH geometry *where, int first, int y, int x,
                                 word *patch, word *valid)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     int place = 0;
     for (int i = 0; i < g.kernel_height; i++)
         for (int j = 0; j < g.kernel_width; j++, place += g.channels) {
@@ -411,7 +422,7 @@ static void patch_of_valid_bits(const word *in, const FLASH geometry *where, int
         """\
 static void patch_of_spins(const word *in, const FLASH geometry *where, int first, int y, int x, i8 *patch)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     for (int i = 0; i < g.kernel_height; i++)
         for (int j = 0; j < g.kernel_width; j++)
             for (int c = first; c < first + g.channels; c++) {
@@ -430,7 +441,7 @@ static void patch_of_spins(const word *in, const FLASH geometry *where, int firs
         """\
 static void patch_of_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, @T@ *patch)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     for (int i = 0; i < g.kernel_height; i++)
         for (int j = 0; j < g.kernel_width; j++) {
             const int row = y * g.stride_down - g.top + i * g.dilation_down;
@@ -450,7 +461,7 @@ static void patch_of_@T@(const @T@ *in, const FLASH geometry *where, int first, 
 static void pool_bits(const word *in, const FLASH geometry *where, int first, int y, int x, int add,
                       int units, i32 *sums)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     for (int c = 0; c < units; c++) {
         int ones = 0;
         for (int i = 0; i < g.kernel_height; i++)
@@ -470,7 +481,7 @@ static void pool_bits(const word *in, const FLASH geometry *where, int first, in
 static void pool_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, int add,
                      int units, i32 *sums)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     for (int c = 0; c < units; c++) {
         i32 result = 0;
         for (int i = 0; i < g.kernel_height; i++)
@@ -550,7 +561,7 @@ static void join_@T@(const @T@ *in, int place, int stride, i32 multiplier, int u
 static void pad_@T@(const @T@ *in, const FLASH geometry *where, int first, int row, int column, int units,
                     i32 *sums)
 {
-    const geometry g = GET(where);
+    const geometry g = GET(geometry, where);
     for (int c = first; c < first + units; c++) {
         const int inside = row >= 0 && row < g.height && column >= 0 && column < g.width && c >= 0
                            && c < g.channels;
@@ -626,7 +637,8 @@ static void rescale_each(const FLASH i32 *multipliers, const FLASH int64_t *offs
                          i32 high, int units, i32 *sums)
 {
     for (int unit = 0; unit < units; unit++)
-        sums[unit] = line(sums[unit], GET(multipliers + unit), GET(offsets + unit), shift, low, high);
+        sums[unit] = line(sums[unit], GET(i32, multipliers + unit), GET(int64_t, offsets + unit), shift, low,
+                          high);
 }
 
 """,
@@ -648,7 +660,7 @@ static void compare(i32 threshold, int units, i32 *sums)
 static void compare_@T@(const FLASH @T@ *thresholds, int units, i32 *sums)
 {
     for (int unit = 0; unit < units; unit++)
-        sums[unit] = sums[unit] >= GET(thresholds + unit) ? 1 : -1;
+        sums[unit] = sums[unit] >= GET(@T@, thresholds + unit) ? 1 : -1;
 }
 
 """,
@@ -659,7 +671,7 @@ static void compare_@T@(const FLASH @T@ *thresholds, int units, i32 *sums)
 static void direct(const FLASH int8_t *directions, int units, i32 *sums)
 {
     for (int unit = 0; unit < units; unit++)
-        sums[unit] *= GET(directions + unit);
+        sums[unit] *= GET(int8_t, directions + unit);
 }
 
 """,

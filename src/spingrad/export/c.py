@@ -170,11 +170,14 @@ class _Writer:
         pointers = [f"    uint8_t *const memory = (uint8_t *){'buffer' if self.reentrant else 'arena'};\n"]
         for name, (kind, _) in self.buffers.items():
             pointers.append(f"    {kind} *const {name} = ({kind} *)(void *)(memory + {offsets[name]});\n")
+        pointers.append("    i32 *const out = (i32 *)scores;\n")
         extra = ", void *buffer" if self.reentrant else ""
         arguments = f"const {INPUT_TYPES[self.model.kind]} *input"
+        shaped = any(name.startswith("geometry") for name in self.arrays)
         fields: dict[str, object] = {
             "functions": "".join(function(name)[1] for name in sorted(self.used, key=_order)),
-            "geometry": GEOMETRY if any(name.startswith("geometry") for name in self.arrays) else "",
+            "geometry": GEOMETRY if shaped else "",
+            "get_geometry": "GETTER(geometry)\n" if shaped else "",
             "constants": "".join(self.arrays.values()),
             "arena": "" if self.reentrant else ARENA,
             "body": "".join(pointers + self.lines),
@@ -312,7 +315,9 @@ class _Writer:
             layer = sum(isinstance(stage, PRODUCTS) for stage in stages[: step.head])
             place = _Place("", "", out.shape, by_channel=True)
             trace = f"{self.name.upper()}_TRACE"
-            self._line(f"{trace}({layer}, sums, {units}, {place.at('first')}, {place.channel});")
+            self._line(
+                f"{trace}({layer}, (const int32_t *)sums, {units}, {place.at('first')}, {place.channel});"
+            )
         alone = isinstance(head, Threshold | Rescale)
         numbers = [*([step.head] if alone else []), *step.tail]
         value = self.model.reads[step.head][0] if alone else step.head + 1
@@ -367,7 +372,7 @@ class _Writer:
         flow = self.model.flows[value]
         shape = _dimensions(flow.shape)
         if self.roots[len(self.model.stages)] == value:
-            place = _Place("scores", "i32", shape)
+            place = _Place("out", "i32", shape)
         else:
             shared = {each for each, root in self.roots.items() if root == value}
             uses = [
