@@ -417,15 +417,15 @@ class _Folding:
         unit = max(streams, default=0.0)
         if not streams or largest / unit >= WIDEST:
             unit = 2.0 ** math.ceil(math.log2(max(largest, 1e-30) / STREAM))
-        parts = [self._in_units(term, unit) for term in terms]
-        return self._plain(Add((1,) * len(parts)), *parts, unit=unit)
+        parts = [term if _is_counted(term, unit) else self._in_units(term, unit) for term in terms]
+        return self._plain(Add(_multiples(parts, unit)), *parts, unit=unit)
 
     def _in_units(self, term: Term, unit: float) -> Term:
         """The same as integers that count units of this size."""
-        if term.is_plain and (factors := _multiples([term], unit)):
-            if factors == (1,) and term.flow.kind == "integers":
-                return term
-            return self._plain(Add(factors), term, unit=unit)
+        if _is_counted(term, unit):
+            factors = _multiples([term], unit)
+            is_same = factors == (1,) and term.flow.kind == "integers"
+            return term if is_same else self._plain(Add(factors), term, unit=unit)
         high = min(WIDEST - 1, math.ceil(term.largest / unit) + 1)
         return self._to_integers(term, high, top=high * unit)
 
@@ -507,6 +507,11 @@ def _factor(layer: BinaryLayer) -> Array:
 
 def _identity(units: int) -> tuple[Array, Array]:
     return np.ones(units, np.int32), np.zeros(units, np.int64)
+
+
+def _is_counted(term: Term, unit: float) -> bool:
+    """Whether a term is a whole number of units."""
+    return term.is_plain and bool(term.slope > 0) and bool(_multiples([term], unit))
 
 
 def _multiples(terms: Iterable[Term], unit: float) -> tuple[int, ...]:

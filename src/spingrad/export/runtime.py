@@ -22,7 +22,6 @@ from spingrad.export.stages import (
     Linear,
     Pad,
     Pool,
-    Product,
     Reads,
     Rescale,
     Stage,
@@ -122,15 +121,15 @@ class Runtime:
 def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function:
     match stage:
         case Linear():
-            return _sums(stage, stage.weight, before, None, backend)
+            return _sums(stage, before, backend)
         case Convolution():
             return _convolution(stage, before, after, backend)
         case Threshold():
             return _threshold(stage)
         case Rescale():
-            return _rescale(stage)
+            return _rescale(stage, backend)
         case Pool():
-            return _pool(stage, after)
+            return _pool(stage, before, after)
         case Flatten():
             return lambda x: x.reshape(len(x), -1)
         case Add():
@@ -143,17 +142,124 @@ def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function
 
 
 def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Function:
+    if backend == "numba":
+        return _compiled_convolution(stage, before, after)
     channels, valid = stage.channels // stage.groups, None
     if any(stage.padding):  # which inputs of each patch lie inside the image, (positions, fan-in)
         valid = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
-    parts = [_sums(stage, own, before, valid, backend) for own in np.split(stage.weight, stage.groups)]
+    parts = [
+        _products(whole_weights(stage, own), before, valid) for own in np.split(stage.weight, stage.groups)
+    ]
 
     def convolve(x: Array) -> Array:
         groups = np.split(x, stage.groups, 1)
-        sums = np.concatenate([part(group) for part, group in zip(parts, groups, strict=True)], 1)
-        return np.moveaxis(sums.reshape(len(x), *after.shape[1:], after.shape[0]), -1, 1)
+        sums = [part(_patches(group, stage)) for part, group in zip(parts, groups, strict=True)]
+        return _channels_first(np.concatenate(sums, 1), after)
 
     return convolve
+
+
+def _channels_first(sums: Array, after: Flow) -> Array:  # (b * positions, m) -> (b, m, h, w)
+    return np.moveaxis(sums.reshape(-1, *after.shape[1:], after.shape[0]), -1, 1)
+
+
+def _compiled_convolution(stage: Convolution, before: Flow, after: Flow) -> Function:
+    """By the kernels, which read images with their channels last; a group of channels at a time."""
+    from spingrad.kernels import convolution as kernels
+
+    channels, units = stage.channels // stage.groups, len(stage.weight) // stage.groups
+    whole = np.moveaxis(whole_weights(stage).reshape(-1, channels, *stage.kernel), 1, -1)
+    is_depthwise = channels == units == 1
+    if is_binary(stage) and before.kind == "spins" and not is_depthwise:
+        return _in_groups(stage, after, [
+            _spin_part(stage, own, before, after) for own in np.split(whole, stage.groups)
+        ])  # fmt: skip
+    if is_depthwise:
+        offsets, patches = _places(stage, before, after, stage.channels)
+        kernel, weights = kernels.depthwise_convolution, [whole.reshape(units * stage.groups, -1).T]
+        offsets, groups = offsets[:: stage.channels], 1
+    else:
+        offsets, patches = _places(stage, before, after, channels)
+        flat = [own.reshape(units, -1) for own in np.split(whole, stage.groups)]
+        kernel = kernels.signed_convolution if is_binary(stage) else kernels.whole_convolution
+        weights, groups = [_words(own > 0) if is_binary(stage) else own.T for own in flat], stage.groups
+    small = is_binary(stage) and not is_depthwise and 64 * before.bound < 2**15
+    dtype = np.int16 if small else np.int32
+    weights = [own if own.dtype == np.uint64 else np.ascontiguousarray(own, np.int32) for own in weights]
+
+    def part(weight: Array) -> Function:
+        def sums(x: Array) -> Array:
+            image = _bordered(x.astype(dtype), stage)
+            out = np.empty((len(x) * len(patches), after.shape[0] // groups), np.int32)
+            kernel(image, offsets, weight, patches, out)
+            return out
+
+        return sums
+
+    parts = [part(weight) for weight in weights]
+    convolve = _in_groups(stage, after, parts)
+    return lambda x: convolve(_numbers(x))
+
+
+def _in_groups(stage: Convolution, after: Flow, parts: Sequence[Function]) -> Function:
+    """Convolves each part of the channels, which come last; the sums have their channels first."""
+
+    def convolve(x: Array) -> Array:
+        groups = np.split(np.moveaxis(x, 1, -1), len(parts), -1)
+        sums = [part(group) for part, group in zip(parts, groups, strict=True)]
+        return _channels_first(sums[0] if len(sums) == 1 else np.concatenate(sums, 1), after)
+
+    return convolve
+
+
+def _spin_part(stage: Convolution, whole: Array, before: Flow, after: Flow) -> Function:
+    """Sums of some units by popcount; ``whole`` are their weights, channels last."""
+    from spingrad.kernels.convolution import xnor_convolution
+    from spingrad.kernels.popcount import units_by_lanes
+
+    units, channels = len(whole), whole.shape[-1]
+    packed = np.packbits(whole > 0, axis=-1, bitorder="little").reshape(units, -1)
+    fill = -packed.shape[1] % 8
+    weight = units_by_lanes(np.pad(packed, ((0, 0), (0, fill))))
+    offsets, patches = _places(stage, before, after, -(-channels // 8))
+    zero = _bordered(np.zeros((1, *before.shape[1:], -(-channels // 8)), np.uint8), stage).shape[1] - 1
+    masks = np.repeat([-1, 0], [len(offsets), fill])
+    offsets = np.pad(offsets, (0, fill), constant_values=zero)
+    # Outside the image x is a zero bit, which differs from every weight bit of one. The kernel subtracts two
+    # for each such pair, so the sum begins with two more.
+    inside = _patches(np.ones((1, channels, *before.shape[1:]), bool), stage)
+    ones = np.moveaxis(whole > 0, -1, 1).reshape(units, -1)
+    begin = inside.sum(1, keepdims=True) + 2 * (~inside @ ones.T.astype(np.int32))
+    begin = np.pad(begin, ((0, 0), (0, -units % LANES))).astype(np.int32)
+
+    def sums(x: Array) -> Array:
+        image = _bordered(np.packbits(x, axis=-1, bitorder="little"), stage)
+        out = np.empty((len(x) * len(patches), begin.shape[1]), np.int32)
+        xnor_convolution(image, offsets, masks, weight, begin, patches, out)
+        return out[:, :units]
+
+    return sums
+
+
+def _places(stage: Convolution, before: Flow, after: Flow, width: int) -> tuple[Array, Array]:
+    """Where the numbers of a patch are, relative to its first, and where every patch begins.
+
+    ``width`` is how many numbers, or bytes of bits, each pixel has.
+    """
+    columns = (before.shape[2] + 2 * stage.padding[1]) * width
+    rows, across = (np.arange(size) * step for size, step in zip(stage.kernel, stage.dilation, strict=True))
+    offsets = rows[:, None, None] * columns + across[:, None] * width + np.arange(width)
+    down, right = (np.arange(size) * step for size, step in zip(after.shape[1:], stage.stride, strict=True))
+    return offsets.ravel(), (down[:, None] * columns + right * width).ravel()
+
+
+def _bordered(x: Array, stage: Convolution) -> Array:  # (b, h, w, c) -> (b, numbers)
+    """Images with zeros around them, and one zero more at the end."""
+    (top, left), (count, height, width, channels) = stage.padding, x.shape
+    size = height + 2 * top, width + 2 * left, channels
+    out = np.zeros((count, np.prod(size) + 1), x.dtype)
+    out[:, :-1].reshape(count, *size)[:, top : top + height, left : left + width] = x
+    return out
 
 
 def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * positions, c * kernel)
@@ -165,29 +271,14 @@ def _patches(x: Array, stage: Convolution) -> Array:  # (b, c, h, w) -> (b * pos
     return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * height * width)
 
 
-def _sums(stage: Product, weight: Array, before: Flow, valid: Array | None, backend: str) -> Function:
-    """Computes the sums of a layer's units, or of one group of them, for every example or patch."""
-
-    def unfolded(x: Array) -> Array:
-        return _patches(x, stage) if isinstance(stage, Convolution) else x
-
+def _sums(stage: Linear, before: Flow, backend: str) -> Function:
+    """Computes the sums of a linear layer."""
     if backend == "numpy" or not is_binary(stage):
-        multiply = _products(whole_weights(stage, weight), before, valid)
-        return lambda x: multiply(unfolded(x))
+        return _products(whole_weights(stage), before, None)
     if before.kind != "spins":
-        add = _tables(weight, stage.fan_in, before.bound)
-        return lambda x: add(unfolded(x))
-    # Channels are packed before patches are unfolded, so that an eighth of the bytes is copied.
-    ones = np.unpackbits(weight, axis=1, count=stage.fan_in, bitorder="little")
-    shape = (len(ones), -1, *stage.kernel) if isinstance(stage, Convolution) else ones.shape
-    weight = np.packbits(ones.reshape(shape), axis=1, bitorder="little").reshape(len(ones), -1)
-    start = np.full((1, len(ones)), stage.fan_in, np.int32)
-    if valid is not None:
-        # Outside the image x is a zero bit, which differs from every weight bit of one. The kernel subtracts
-        # two for each such pair, so the start adds two.
-        start = valid.sum(1, keepdims=True) + 2 * (~valid @ ones.T.astype(np.int32))
-    count = _popcounts(weight, start)
-    return lambda x: count(unfolded(np.packbits(x, axis=1, bitorder="little")))
+        return _tables(stage.weight, stage.fan_in, before.bound)
+    count = _popcounts(stage.weight, np.full((1, len(stage.weight)), stage.fan_in, np.int32))
+    return lambda x: count(np.packbits(x, axis=1, bitorder="little"))
 
 
 def _products(weight: Array, before: Flow, valid: Array | None) -> Function:
@@ -231,10 +322,8 @@ def _tables(bits: Array, fan_in: int, bound: int) -> Function:
     """Sums of integers with signs, four inputs at a time from a table."""
     from spingrad.kernels.popcount import signed_sums
 
-    words = -(-fan_in // 64)
-    padded = np.zeros((len(bits), 8 * words), np.uint8)
-    padded[:, : bits.shape[1]] = bits
-    weight = padded.view("<u8").astype(np.uint64)
+    weight = _words(np.unpackbits(bits, axis=1, count=fan_in, bitorder="little"))
+    words = weight.shape[1]
     number = np.int16 if 64 * bound < 2**15 else np.int32
 
     def add(x: Array) -> Array:  # outside the image x is zero and adds nothing
@@ -248,6 +337,12 @@ def _tables(bits: Array, fan_in: int, bound: int) -> Function:
     return add
 
 
+def _words(ones: Array) -> Array:  # (m, n) -> (m, ⌈n / 64⌉)
+    """Bits in words of 64."""
+    packed = np.packbits(np.pad(ones, ((0, 0), (0, -ones.shape[1] % 64))), axis=1, bitorder="little")
+    return packed.view("<u8").astype(np.uint64)
+
+
 def _threshold(stage: Threshold) -> Function:
     if stage.thresholds is None or stage.directions is None:
         return lambda x: x >= 0
@@ -255,9 +350,20 @@ def _threshold(stage: Threshold) -> Function:
     return lambda x: x * _along(directions, x) >= _along(thresholds, x)
 
 
-def _rescale(stage: Rescale) -> Function:
+def _rescale(stage: Rescale, backend: str) -> Function:
     multipliers = stage.multipliers.astype(np.int64)
     dtype = np.int16 if max(-stage.low, stage.high) < 2**15 else np.int32
+    if backend == "numba":
+        from spingrad.kernels.convolution import rescaled
+
+        def compiled(x: Array) -> Array:
+            last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+            out = np.empty(last.shape, dtype)
+            rows = last.reshape(-1, len(multipliers)), out.reshape(-1, len(multipliers))
+            rescaled(rows[0], multipliers, stage.offsets, stage.shift, stage.low, stage.high, rows[1])
+            return np.moveaxis(out, -1, 1)
+
+        return compiled
 
     def rescale(x: Array) -> Array:
         line = x.astype(np.int64) * _along(multipliers, x) + _along(stage.offsets, x)
@@ -285,7 +391,9 @@ def _along(values: Array, x: Array) -> Array:
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _pool(stage: Pool, after: Flow) -> Function:
+def _pool(stage: Pool, before: Flow, after: Flow) -> Function:
+    if stage.take == "sum" and stage.size == before.shape[1:]:
+        return lambda x: _numbers(x).sum((2, 3), np.int32, keepdims=True)
     (down, right), (_, height, width) = stage.stride, after.shape
     corners = [(i, j) for i in range(stage.size[0]) for j in range(stage.size[1])]
     combine = np.maximum if stage.take == "max" else np.add
