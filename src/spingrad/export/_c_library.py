@@ -1,58 +1,177 @@
-"""The text of a network in C: header, source, and small functions of which a network gets those it calls."""
+"""The text of a network in C: header, source, and small functions of which a network gets those it calls.
+
+``@NAME@`` stands for the network's name in capitals. Functions whose name ends in ``_@T@`` are written once
+for each type of integer that they read.
+"""
 
 HEADER = """\
-/* {title} */
+/* @title@ */
 
-#ifndef {upper}_H
-#define {upper}_H
+#ifndef @NAME@_H
+#define @NAME@_H
 
 #include <stdint.h>
 
-#define {upper}_INPUTS {inputs}
-#define {upper}_CLASSES {classes}
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-/* Computes one integer per class. input: {meaning}
-   The buffers are static, so calls must not overlap. */
-void {name}_scores(const {kind} *input, int32_t *scores);
+#define @NAME@_VERSION "@version@" /* of spingrad, which wrote this file */
+#define @NAME@_INPUTS @inputs@
+#define @NAME@_CLASSES @classes@
+#define @NAME@_RAM_BYTES @ram@ /* of buffers; the stack and the scores are not included */
+
+/* Bits are stored in words of 8, 16 or 32 bits. Define this for the whole program to choose another size. */
+#ifndef @NAME@_WORD_BITS
+#if defined(__AVR__)
+#define @NAME@_WORD_BITS 8
+#elif defined(__MSP430__)
+#define @NAME@_WORD_BITS 16
+#else
+#define @NAME@_WORD_BITS 32
+#endif
+#endif
+
+/* Bytes of constants; the code is not included. */
+#if @NAME@_WORD_BITS == 8
+#define @NAME@_FLASH_BYTES @flash_8@
+#elif @NAME@_WORD_BITS == 16
+#define @NAME@_FLASH_BYTES @flash_16@
+#elif @NAME@_WORD_BITS == 32
+#define @NAME@_FLASH_BYTES @flash_32@
+#else
+#error "@NAME@_WORD_BITS must be 8, 16 or 32"
+#endif
+
+/* Computes one integer per class. input: @meaning@
+   @note@ */
+void @name@_scores(@arguments@);
 
 /* The class with the highest score, the first if several are equal. */
-int {name}_class(const {kind} *input);
+int @name@_class(@class_arguments@);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
 """
 
 SOURCE = """\
-/* {title} */
+/* @title@ */
 
-#include "{name}.h"
+#include "@name@.h"
+
+#include <limits.h>
+
+#if INT_MAX < @longest@
+#error "this network is too large for a chip whose int has 16 bits"
+#endif
 
 /* Define this macro before including this file to see the sums of every layer: sums holds the given number
    of units; in the layer's output the first is at index place, the others follow at distance stride. */
-#ifndef {upper}_TRACE
-#define {upper}_TRACE(layer, sums, units, place, stride) ((void)0)
+#ifndef @NAME@_TRACE
+#define @NAME@_TRACE(layer, sums, units, place, stride) ((void)0)
 #endif
 
-{constants}{buffers}
-{functions}void {name}_scores(const {kind} *input, int32_t *scores)
-{{
-{body}}}
+/* Constants stay in flash. On AVR, where flash has addresses of its own, GNU C reads it through __flash, and
+   strict C and C++ read it through avr/pgmspace.h. On other chips define @NAME@_CONST_SECTION to place the
+   constants, for example as __attribute__((section(".qspi"))). */
+#if defined(__AVR__) && (defined(__cplusplus) || defined(__STRICT_ANSI__))
+#include <avr/pgmspace.h>
+#define FLASH
+#define GET(type, pointer) get_##type(pointer)
+#ifndef @NAME@_CONST_SECTION
+#define @NAME@_CONST_SECTION PROGMEM
+#endif
+#else
+#ifdef __AVR__
+#define FLASH __flash
+#else
+#define FLASH
+#endif
+#define GET(type, pointer) (*(pointer))
+#ifndef @NAME@_CONST_SECTION
+#define @NAME@_CONST_SECTION
+#endif
+#endif
 
-int {name}_class(const {kind} *input)
-{{
-    int32_t scores[{upper}_CLASSES];
+/* Buffers of several types share memory. */
+#ifdef __GNUC__
+#define SHARED __attribute__((__may_alias__))
+#else
+#define SHARED
+#endif
+typedef uint8_t u8;
+typedef int8_t i8;
+typedef int16_t SHARED i16;
+typedef int32_t SHARED i32;
+
+/* WORD_4(w) is a word of 32 bits as one or more words of this chip; WORD_3 to WORD_1 are the 24, 16 or 8
+   bits at the end of a unit's weights. */
+#define WORD_BITS @NAME@_WORD_BITS
+#if WORD_BITS == 8
+typedef uint8_t word;
+#define WORD_1(w) (word)((w) & 0xffu)
+#define WORD_2(w) WORD_1(w), WORD_1((w) >> 8)
+#define WORD_3(w) WORD_2(w), WORD_1((uint32_t)(w) >> 16)
+#define WORD_4(w) WORD_3(w), WORD_1((uint32_t)(w) >> 24)
+#elif WORD_BITS == 16
+typedef uint16_t SHARED word;
+#define WORD_1(w) (word)((w) & 0xffffu)
+#define WORD_2(w) WORD_1(w)
+#define WORD_3(w) WORD_1(w), WORD_1((uint32_t)(w) >> 16)
+#define WORD_4(w) WORD_3(w)
+#else
+typedef uint32_t SHARED word;
+#define WORD_1(w) (w)
+#define WORD_2(w) (w)
+#define WORD_3(w) (w)
+#define WORD_4(w) (w)
+#endif
+#define WORDS(bits) (((bits) + WORD_BITS - 1) / WORD_BITS)
+
+@geometry@#if defined(__AVR__) && (defined(__cplusplus) || defined(__STRICT_ANSI__))
+#define GETTER(type) \\
+    static inline type get_##type(const type *pointer) \\
+    { \\
+        type value; \\
+        memcpy_P(&value, pointer, sizeof value); \\
+        return value; \\
+    }
+#if WORD_BITS == 8
+static inline word get_word(const word *pointer) { return pgm_read_byte(pointer); }
+#else
+GETTER(word)
+#endif
+static inline int8_t get_int8_t(const int8_t *pointer) { return (int8_t)pgm_read_byte(pointer); }
+GETTER(i16)
+GETTER(i32)
+GETTER(int64_t)
+@get_geometry@#endif
+
+@constants@@arena@@functions@void @name@_scores(@arguments@)
+{
+@body@}
+
+int @name@_class(@class_arguments@)
+{
+    int32_t scores[@NAME@_CLASSES];
     int best = 0;
-    {name}_scores(input, scores);
-    for (int i = 1; i < {upper}_CLASSES; i++)
+    @name@_scores(@passed@);
+    for (int i = 1; i < @NAME@_CLASSES; i++)
         if (scores[i] > scores[best])
             best = i;
     return best;
-}}
+}
 """
+
+ARENA = "static uint32_t arena[@NAME@_RAM_BYTES / 4];\n\n"
 
 GEOMETRY = """\
 typedef struct {
-    int32_t channels, height, width, kernel_height, kernel_width, stride_down, stride_right, top, left,
-        dilation_down, dilation_right;
+    int channels, height, width, channel, pixel; /* value c of pixel p is at c * channel + p * pixel */
+    int kernel_height, kernel_width, stride_down, stride_right, top, left, dilation_down, dilation_right;
 } geometry;
 
 """
@@ -61,23 +180,45 @@ typedef struct {
 FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "get_bit": (
         """\
-static int32_t get_bit(const uint32_t *bits, int32_t place)
+static int get_bit(const word *bits, int place)
 {
-    return (int32_t)(bits[place / 32] >> (place % 32) & 1u);
+    return (int)(bits[(unsigned)place / WORD_BITS] >> ((unsigned)place % WORD_BITS) & (word)1);
 }
 
 """,
         (),
     ),
-    "put_bit": (
+    "copy_bits": (
         """\
-static void put_bit(uint32_t *bits, int32_t place, int value)
+static void copy_bits(const word *in, int from, int bits, word *out, int to)
 {
-    const uint32_t bit = (uint32_t)1 << (place % 32);
-    if (value)
-        bits[place / 32] |= bit;
-    else
-        bits[place / 32] &= ~bit;
+    while (bits > 0) {
+        const int right = (int)((unsigned)from % WORD_BITS), left = (int)((unsigned)to % WORD_BITS);
+        const int room = WORD_BITS - (right > left ? right : left), step = bits < room ? bits : room;
+        const word mask = (word)((word)((word)~(word)0 >> (WORD_BITS - step)) << left);
+        const word moved = (word)((word)(in[(unsigned)from / WORD_BITS] >> right) << left);
+        word *const target = out + (unsigned)to / WORD_BITS;
+        *target = (word)((*target & (word)~mask) | (moved & mask));
+        from += step;
+        to += step;
+        bits -= step;
+    }
+}
+
+""",
+        (),
+    ),
+    "fill_bits": (
+        """\
+static void fill_bits(int value, int bits, word *out, int to)
+{
+    for (; bits > 0; bits--, to++) {
+        const word bit = (word)((word)1 << ((unsigned)to % WORD_BITS));
+        if (value)
+            out[(unsigned)to / WORD_BITS] |= bit;
+        else
+            out[(unsigned)to / WORD_BITS] &= (word)~bit;
+    }
 }
 
 """,
@@ -85,38 +226,63 @@ static void put_bit(uint32_t *bits, int32_t place, int value)
     ),
     "count": (
         """\
-static int32_t count(uint32_t bits)
+static int count(word bits)
 {
+#if WORD_BITS == 8
+    bits = (word)(bits - (bits >> 1 & 0x55));
+    bits = (word)((bits & 0x33) + (bits >> 2 & 0x33));
+    return (bits + (bits >> 4)) & 0x0f;
+#elif WORD_BITS == 16
+    bits = (word)(bits - (bits >> 1 & 0x5555));
+    bits = (word)((bits & 0x3333) + (bits >> 2 & 0x3333));
+    bits = (word)((bits + (bits >> 4)) & 0x0f0f);
+    return (bits + (bits >> 8)) & 0x1f;
+#else
     bits -= bits >> 1 & 0x55555555u;
     bits = (bits & 0x33333333u) + (bits >> 2 & 0x33333333u);
     bits = (bits + (bits >> 4)) & 0x0f0f0f0fu;
-    return (int32_t)(bits * 0x01010101u >> 24);
+    return (int)(bits * 0x01010101u >> 24);
+#endif
 }
 
 """,
         (),
     ),
-    "bits_of_input": (
+    "spins_of_input": (
         """\
-static void bits_of_input(const int8_t *input, int32_t inputs, uint32_t *bits)
+/* The input as bits, the channels of each pixel together. */
+static void spins_of_input(const int8_t *input, int channels, int pixels, word *out)
 {
-    for (int32_t i = 0; i < inputs; i++)
-        put_bit(bits, i, input[i] > 0);
+    int place = 0;
+    word bits = 0, bit = 1;
+    for (int pixel = 0; pixel < pixels; pixel++)
+        for (int channel = 0; channel < channels; channel++) {
+            if (input[channel * pixels + pixel] > 0)
+                bits |= bit;
+            bit = (word)(bit << 1);
+            if (!bit) {
+                out[place++] = bits;
+                bits = 0;
+                bit = 1;
+            }
+        }
+    if (bit != 1)
+        out[place] = bits;
 }
 
 """,
-        ("put_bit",),
+        (),
     ),
-    "add_bits": (
+    "sum_bits": (
         """\
 /* Sums of spins: the number of inputs minus twice the number that differ from the weight. */
-static void add_bits(const uint32_t *in, const uint32_t *weight, int32_t inputs, int32_t units, int32_t *sums)
+static void sum_bits(const word *in, const FLASH word *weight, int inputs, int units, i32 *sums)
 {
-    const int32_t words = (inputs + 31) / 32;
-    for (int32_t unit = 0; unit < units; unit++, weight += words) {
-        int32_t differ = 0;
-        for (int32_t i = 0; i < words; i++)
-            differ += count(in[i] ^ weight[i]);
+    const int words = WORDS(inputs);
+    for (int unit = 0; unit < units; unit++) {
+        int differ = 0;
+        for (const word *bits = in; bits < in + words; bits++, weight++)
+            differ += count((word)(*bits ^ GET(word, weight)));
         sums[unit] = inputs - 2 * differ;
     }
 }
@@ -124,20 +290,20 @@ static void add_bits(const uint32_t *in, const uint32_t *weight, int32_t inputs,
 """,
         ("count",),
     ),
-    "add_patch_of_bits": (
+    "sum_valid_bits": (
         """\
 /* The same for a patch of which only the valid bits lie inside the image. */
-static void add_patch_of_bits(const uint32_t *in, const uint32_t *valid, const uint32_t *weight,
-                              int32_t inputs, int32_t units, int32_t *sums)
+static void sum_valid_bits(const word *in, const word *valid, const FLASH word *weight, int inputs, int units,
+                           i32 *sums)
 {
-    const int32_t words = (inputs + 31) / 32;
-    int32_t inside = 0;
-    for (int32_t i = 0; i < words; i++)
+    const int words = WORDS(inputs);
+    int inside = 0;
+    for (int i = 0; i < words; i++)
         inside += count(valid[i]);
-    for (int32_t unit = 0; unit < units; unit++, weight += words) {
-        int32_t differ = 0;
-        for (int32_t i = 0; i < words; i++)
-            differ += count((in[i] ^ weight[i]) & valid[i]);
+    for (int unit = 0; unit < units; unit++) {
+        int differ = 0;
+        for (int i = 0; i < words; i++, weight++)
+            differ += count((word)((in[i] ^ GET(word, weight)) & valid[i]));
         sums[unit] = inside - 2 * differ;
     }
 }
@@ -145,88 +311,146 @@ static void add_patch_of_bits(const uint32_t *in, const uint32_t *valid, const u
 """,
         ("count",),
     ),
+    "sum_whole_bits": (
+        """\
+/* Sums of spins times whole numbers. */
+static void sum_whole_bits(const word *in, const FLASH int8_t *weight, int inputs, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++) {
+        i32 sum = 0;
+        for (int i = 0; i < inputs; i++, weight++)
+            sum += get_bit(in, i) ? GET(int8_t, weight) : -GET(int8_t, weight);
+        sums[unit] = sum;
+    }
+}
+
+""",
+        ("get_bit",),
+    ),
+    "sum_@T@": (
+        """\
+/* Sums of integers times spins: a table holds the 16 sums of four inputs, so that four weights are one
+   place in it. */
+static void sum_@T@(const @T@ *in, const FLASH word *weight, int inputs, int units, i32 *sums)
+{
+    const int words = WORDS(inputs);
+    @table@ tables[WORD_BITS / 4][16];
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = 0;
+    for (int i = 0; i < words; i++, weight++) {
+        const FLASH word *row = weight;
+        for (int part = 0; part < WORD_BITS / 4; part++) {
+            @table@ *const table = tables[part];
+            table[0] = 0;
+            for (int k = 0; k < 4; k++) {
+                const int place = i * WORD_BITS + part * 4 + k;
+                const @table@ value = place < inputs ? (@table@)in[place] : 0;
+                for (int old = 0; old < 1 << k; old++) {
+                    table[old + (1 << k)] = (@table@)(table[old] + value);
+                    table[old] = (@table@)(table[old] - value);
+                }
+            }
+        }
+        for (int unit = 0; unit < units; unit++, row += words) {
+            word bits = GET(word, row);
+            @table_sum@ sum = 0;
+            for (int part = 0; part < WORD_BITS / 4; part++, bits = (word)(bits >> 4))
+                sum = (@table_sum@)(sum + tables[part][bits & (word)15]);
+            sums[unit] += sum;
+        }
+    }
+}
+
+""",
+        (),
+    ),
+    "sum_whole_@T@": (
+        """\
+/* Sums of integers times whole numbers. */
+static void sum_whole_@T@(const @T@ *in, const FLASH int8_t *weight, int inputs, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++) {
+        i32 sum = 0;
+        for (int i = 0; i < inputs; i++, weight++)
+            sum += (i32)in[i] * GET(int8_t, weight);
+        sums[unit] = sum;
+    }
+}
+
+""",
+        (),
+    ),
     "patch_of_bits": (
         """\
-static void patch_of_bits(const uint32_t *in, const geometry *g, int32_t first, int32_t y, int32_t x,
-                          uint32_t *patch, uint32_t *valid)
+static void patch_of_bits(const word *in, const FLASH geometry *where, int first, int y, int x, word *patch)
 {
-    int32_t place = 0;
-    for (int32_t c = first; c < first + g->channels; c++)
-        for (int32_t i = 0; i < g->kernel_height; i++)
-            for (int32_t j = 0; j < g->kernel_width; j++, place++) {
-                const int32_t row = y * g->stride_down - g->top + i * g->dilation_down;
-                const int32_t column = x * g->stride_right - g->left + j * g->dilation_right;
-                const int inside = row >= 0 && row < g->height && column >= 0 && column < g->width;
-                put_bit(valid, place, inside);
-                put_bit(patch, place, inside && get_bit(in, (c * g->height + row) * g->width + column));
+    const geometry g = GET(geometry, where);
+    int place = 0;
+    for (int i = 0; i < g.kernel_height; i++)
+        for (int j = 0; j < g.kernel_width; j++, place += g.channels) {
+            const int row = y * g.stride_down + i * g.dilation_down;
+            const int column = x * g.stride_right + j * g.dilation_right;
+            copy_bits(in, (row * g.width + column) * g.pixel + first, g.channels, patch, place);
+        }
+}
+
+""",
+        ("copy_bits",),
+    ),
+    "patch_of_valid_bits": (
+        """\
+static void patch_of_valid_bits(const word *in, const FLASH geometry *where, int first, int y, int x,
+                                word *patch, word *valid)
+{
+    const geometry g = GET(geometry, where);
+    int place = 0;
+    for (int i = 0; i < g.kernel_height; i++)
+        for (int j = 0; j < g.kernel_width; j++, place += g.channels) {
+            const int row = y * g.stride_down - g.top + i * g.dilation_down;
+            const int column = x * g.stride_right - g.left + j * g.dilation_right;
+            const int inside = row >= 0 && row < g.height && column >= 0 && column < g.width;
+            fill_bits(inside, g.channels, valid, place);
+            if (inside)
+                copy_bits(in, (row * g.width + column) * g.pixel + first, g.channels, patch, place);
+        }
+}
+
+""",
+        ("copy_bits", "fill_bits"),
+    ),
+    "patch_of_spins": (
+        """\
+static void patch_of_spins(const word *in, const FLASH geometry *where, int first, int y, int x, i8 *patch)
+{
+    const geometry g = GET(geometry, where);
+    for (int i = 0; i < g.kernel_height; i++)
+        for (int j = 0; j < g.kernel_width; j++)
+            for (int c = first; c < first + g.channels; c++) {
+                const int row = y * g.stride_down - g.top + i * g.dilation_down;
+                const int column = x * g.stride_right - g.left + j * g.dilation_right;
+                const int inside = row >= 0 && row < g.height && column >= 0 && column < g.width;
+                const int place = (row * g.width + column) * g.pixel + c;
+                *patch++ = (i8)(!inside ? 0 : get_bit(in, place) ? 1 : -1);
             }
-    for (; place % 32; place++) {
-        put_bit(valid, place, 0);
-        put_bit(patch, place, 0);
-    }
 }
 
 """,
-        ("get_bit", "put_bit"),
+        ("get_bit",),
     ),
-    "put_signs": (
+    "patch_of_@T@": (
         """\
-static void put_signs(const int32_t *sums, int32_t units, uint32_t *out, int32_t place, int32_t stride)
+static void patch_of_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, @T@ *patch)
 {
-    for (int32_t unit = 0; unit < units; unit++, place += stride)
-        put_bit(out, place, sums[unit] >= 0);
-}
-
-""",
-        ("put_bit",),
-    ),
-    "put_thresholds": (
-        """\
-static void put_thresholds(const int32_t *sums, const int32_t *thresholds, const int8_t *directions,
-                           int32_t units, uint32_t *out, int32_t place, int32_t stride)
-{
-    for (int32_t unit = 0; unit < units; unit++, place += stride)
-        put_bit(out, place, sums[unit] * directions[unit] >= thresholds[unit]);
-}
-
-""",
-        ("put_bit",),
-    ),
-    "put_lines": (
-        """\
-/* (multiplier * sum + offset) / 2^shift, rounded down; adding 2^62 keeps the shifted value positive. */
-static void put_lines(const int32_t *sums, const int32_t *multipliers, const int64_t *offsets, int32_t shift,
-                      int32_t limit, int32_t units, int32_t *out, int32_t place, int32_t stride)
-{
-    for (int32_t unit = 0; unit < units; unit++, place += stride) {
-        const int64_t line = (int64_t)sums[unit] * multipliers[unit] + offsets[unit];
-        const uint64_t up = (uint64_t)(line + ((int64_t)1 << 62)) >> shift;
-        const int64_t value = (int64_t)up - ((int64_t)1 << (62 - shift));
-        out[place] = value > limit ? limit : value < -limit ? -limit : (int32_t)value;
-    }
-}
-
-""",
-        (),
-    ),
-    "put_clipped": (
-        """\
-static void put_clipped(const int32_t *sums, int32_t limit, int32_t units, int32_t *out, int32_t place,
-                        int32_t stride)
-{
-    for (int32_t unit = 0; unit < units; unit++, place += stride)
-        out[place] = sums[unit] > limit ? limit : sums[unit] < -limit ? -limit : sums[unit];
-}
-
-""",
-        (),
-    ),
-    "put_sums": (
-        """\
-static void put_sums(const int32_t *sums, int32_t units, int32_t *out, int32_t place, int32_t stride)
-{
-    for (int32_t unit = 0; unit < units; unit++, place += stride)
-        out[place] = sums[unit];
+    const geometry g = GET(geometry, where);
+    for (int i = 0; i < g.kernel_height; i++)
+        for (int j = 0; j < g.kernel_width; j++) {
+            const int row = y * g.stride_down - g.top + i * g.dilation_down;
+            const int column = x * g.stride_right - g.left + j * g.dilation_right;
+            const int inside = row >= 0 && row < g.height && column >= 0 && column < g.width;
+            int place = (row * g.width + column) * g.pixel + first * g.channel;
+            for (int c = 0; c < g.channels; c++, place += g.channel)
+                *patch++ = (@T@)(inside ? in[place] : 0);
+        }
 }
 
 """,
@@ -234,33 +458,40 @@ static void put_sums(const int32_t *sums, int32_t units, int32_t *out, int32_t p
     ),
     "pool_bits": (
         """\
-static void pool_bits(const uint32_t *in, const geometry *g, int32_t y, int32_t x, int32_t add, int32_t *sums)
+static void pool_bits(const word *in, const FLASH geometry *where, int first, int y, int x, int add,
+                      int units, i32 *sums)
 {
-    for (int32_t c = 0; c < g->channels; c++) {
-        int32_t ones = 0;
-        for (int32_t i = 0; i < g->kernel_height; i++)
-            for (int32_t j = 0; j < g->kernel_width; j++)
-                ones += get_bit(in, (c * g->height + y * g->stride_down + i) * g->width
-                                    + x * g->stride_right + j);
-        sums[c] = add ? 2 * ones - g->kernel_height * g->kernel_width : ones > 0 ? 1 : -1;
+    const geometry g = GET(geometry, where);
+    for (int c = 0; c < units; c++) {
+        int ones = 0;
+        for (int i = 0; i < g.kernel_height; i++)
+            for (int j = 0; j < g.kernel_width; j++) {
+                const int pixel = (y * g.stride_down + i) * g.width + x * g.stride_right + j;
+                ones += get_bit(in, pixel * g.pixel + first + c);
+            }
+        sums[c] = add ? 2 * ones - g.kernel_height * g.kernel_width : ones > 0 ? 1 : -1;
     }
 }
 
 """,
         ("get_bit",),
     ),
-    "pool_numbers": (
+    "pool_@T@": (
         """\
-static void pool_numbers(const int32_t *in, const geometry *g, int32_t y, int32_t x, int32_t add,
-                         int32_t *sums)
+static void pool_@T@(const @T@ *in, const FLASH geometry *where, int first, int y, int x, int add,
+                     int units, i32 *sums)
 {
-    for (int32_t c = 0; c < g->channels; c++) {
-        const int32_t *window = in + (c * g->height + y * g->stride_down) * g->width + x * g->stride_right;
-        int32_t result = add ? 0 : window[0];
-        for (int32_t i = 0; i < g->kernel_height; i++)
-            for (int32_t j = 0; j < g->kernel_width; j++) {
-                const int32_t value = window[i * g->width + j];
-                result = add ? result + value : value > result ? value : result;
+    const geometry g = GET(geometry, where);
+    for (int c = 0; c < units; c++) {
+        i32 result = 0;
+        for (int i = 0; i < g.kernel_height; i++)
+            for (int j = 0; j < g.kernel_width; j++) {
+                const int pixel = (y * g.stride_down + i) * g.width + x * g.stride_right + j;
+                const i32 value = in[pixel * g.pixel + (first + c) * g.channel];
+                if (add)
+                    result += value;
+                else if ((!i && !j) || value > result)
+                    result = value;
             }
         sums[c] = result;
     }
@@ -269,44 +500,229 @@ static void pool_numbers(const int32_t *in, const geometry *g, int32_t y, int32_
 """,
         (),
     ),
+    "load_bits": (
+        """\
+static void load_bits(const word *in, int place, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = 2 * get_bit(in, place + unit) - 1;
 }
 
-# Written once for bytes and once for int32.
-NUMBERS = """\
-/* Sums of integers: twice the sum of those with a weight of +1, minus the sum of all. */
-static void add_{kind}(const {type} *in, const uint32_t *weight, int32_t inputs, int32_t units, int32_t *sums)
-{{
-    int32_t all = 0;
-    for (int32_t i = 0; i < inputs; i++)
-        all += in[i];
-    for (int32_t unit = 0; unit < units; unit++) {{
-        int32_t positive = 0;
-        for (int32_t start = 0; start < inputs; start += 32) {{
-            const int32_t stop = inputs - start < 32 ? inputs - start : 32;
-            uint32_t bits = *weight++;
-            for (int32_t i = 0; i < stop; i++, bits >>= 1)
-                positive += in[start + i] & -(int32_t)(bits & 1u);
-        }}
-        sums[unit] = 2 * positive - all;
-    }}
-}}
+""",
+        ("get_bit",),
+    ),
+    "load_@T@": (
+        """\
+static void load_@T@(const @T@ *in, int place, int stride, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++, place += stride)
+        sums[unit] = in[place];
+}
 
-"""
-PATCH_OF_NUMBERS = """\
-static void patch_of_{kind}(const {type} *in, const geometry *g, int32_t first, int32_t y, int32_t x,
-                          {type} *patch)
-{{
-    for (int32_t c = first; c < first + g->channels; c++)
-        for (int32_t i = 0; i < g->kernel_height; i++)
-            for (int32_t j = 0; j < g->kernel_width; j++) {{
-                const int32_t row = y * g->stride_down - g->top + i * g->dilation_down;
-                const int32_t column = x * g->stride_right - g->left + j * g->dilation_right;
-                const int inside = row >= 0 && row < g->height && column >= 0 && column < g->width;
-                *patch++ = inside ? in[(c * g->height + row) * g->width + column] : 0;
-            }}
-}}
+""",
+        (),
+    ),
+    "multiply": (
+        """\
+static void multiply(i32 multiplier, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] *= multiplier;
+}
 
-"""
-for _kind, _type in (("bytes", "uint8_t"), ("numbers", "int32_t")):
-    FUNCTIONS[f"add_{_kind}"] = NUMBERS.format(kind=_kind, type=_type), ()
-    FUNCTIONS[f"patch_of_{_kind}"] = PATCH_OF_NUMBERS.format(kind=_kind, type=_type), ()
+""",
+        (),
+    ),
+    "join_bits": (
+        """\
+static void join_bits(const word *in, int place, i32 multiplier, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] += get_bit(in, place + unit) ? multiplier : -multiplier;
+}
+
+""",
+        ("get_bit",),
+    ),
+    "join_@T@": (
+        """\
+static void join_@T@(const @T@ *in, int place, int stride, i32 multiplier, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++, place += stride)
+        sums[unit] += in[place] * multiplier;
+}
+
+""",
+        (),
+    ),
+    "pad_@T@": (
+        """\
+/* Zeros outside of the image: top, left and first may be negative or beyond its end. */
+static void pad_@T@(const @T@ *in, const FLASH geometry *where, int first, int row, int column, int units,
+                    i32 *sums)
+{
+    const geometry g = GET(geometry, where);
+    for (int c = first; c < first + units; c++) {
+        const int inside = row >= 0 && row < g.height && column >= 0 && column < g.width && c >= 0
+                           && c < g.channels;
+        *sums++ = inside ? in[(row * g.width + column) * g.pixel + c * g.channel] : 0;
+    }
+}
+
+""",
+        (),
+    ),
+    "turn_bits": (
+        """\
+/* Values of an image in the order of its channels. */
+static void turn_bits(const word *in, int channels, int pixels, int first, int units, i32 *sums)
+{
+    for (int i = first; i < first + units; i++)
+        *sums++ = 2 * get_bit(in, i % pixels * channels + i / pixels) - 1;
+}
+
+""",
+        ("get_bit",),
+    ),
+    "turn_@T@": (
+        """\
+/* Values of an image in the order of its channels. */
+static void turn_@T@(const @T@ *in, int channels, int pixels, int first, int units, i32 *sums)
+{
+    for (int i = first; i < first + units; i++)
+        *sums++ = in[i % pixels * channels + i / pixels];
+}
+
+""",
+        (),
+    ),
+    "clip": (
+        """\
+static void clip(i32 low, i32 high, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = sums[unit] > high ? high : sums[unit] < low ? low : sums[unit];
+}
+
+""",
+        (),
+    ),
+    "line": (
+        """\
+/* (multiplier * sum + offset) / 2^shift, rounded down; adding 2^62 keeps the shifted value positive. */
+static i32 line(i32 sum, i32 multiplier, int64_t offset, int shift, i32 low, i32 high)
+{
+    const int64_t raised = (int64_t)sum * multiplier + offset + ((int64_t)1 << 62);
+    const int64_t value = (int64_t)((uint64_t)raised >> shift) - ((int64_t)1 << (62 - shift));
+    return value > high ? high : value < low ? low : (i32)value;
+}
+
+""",
+        (),
+    ),
+    "rescale": (
+        """\
+static void rescale(i32 multiplier, int64_t offset, int shift, i32 low, i32 high, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = line(sums[unit], multiplier, offset, shift, low, high);
+}
+
+""",
+        ("line",),
+    ),
+    "rescale_each": (
+        """\
+static void rescale_each(const FLASH i32 *multipliers, const FLASH int64_t *offsets, int shift, i32 low,
+                         i32 high, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = line(sums[unit], GET(i32, multipliers + unit), GET(int64_t, offsets + unit), shift, low,
+                          high);
+}
+
+""",
+        ("line",),
+    ),
+    "compare": (
+        """\
+static void compare(i32 threshold, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = sums[unit] >= threshold ? 1 : -1;
+}
+
+""",
+        (),
+    ),
+    "compare_@T@": (
+        """\
+static void compare_@T@(const FLASH @T@ *thresholds, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = sums[unit] >= GET(@T@, thresholds + unit) ? 1 : -1;
+}
+
+""",
+        (),
+    ),
+    "direct": (
+        """\
+static void direct(const FLASH int8_t *directions, int units, i32 *sums)
+{
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] *= GET(int8_t, directions + unit);
+}
+
+""",
+        (),
+    ),
+    "put_bits": (
+        """\
+/* A one where the value is at least zero. */
+static void put_bits(const i32 *sums, int units, word *out, int place)
+{
+    word bit = (word)((word)1 << ((unsigned)place % WORD_BITS));
+    out += (unsigned)place / WORD_BITS;
+    for (int unit = 0; unit < units; unit++) {
+        if (sums[unit] >= 0)
+            *out |= bit;
+        else
+            *out &= (word)~bit;
+        bit = (word)(bit << 1);
+        if (!bit) {
+            bit = 1;
+            out++;
+        }
+    }
+}
+
+""",
+        (),
+    ),
+    "put_@T@": (
+        """\
+static void put_@T@(const i32 *sums, int units, @T@ *out, int place)
+{
+    for (int unit = 0; unit < units; unit++)
+        out[place + unit] = (@T@)sums[unit];
+}
+
+""",
+        (),
+    ),
+}
+
+
+def function(name: str) -> tuple[str, str, tuple[str, ...]]:
+    """A function by its name: the key of its text, the text for its type, and the functions that it calls."""
+    if name in FUNCTIONS:
+        return name, *FUNCTIONS[name]
+    stem, _, kind = name.rpartition("_")
+    key = f"{stem}_@T@"
+    text, calls = FUNCTIONS[key]
+    small = kind in ("u8", "i8")  # the sum of four inputs fits into 16 bits
+    types = {"@table_sum@": "int" if small else "i32", "@table@": "int16_t" if small else "i32"}
+    for mark, meant in {**types, "@T@": kind}.items():
+        text = text.replace(mark, meant)
+    return key, text, calls

@@ -1,29 +1,54 @@
-"""A packed network as C99: one .c and one .h file, the weights as constants, no allocation, no library."""
+"""A packed network as C99 that is also C++11: one .c and one .h file, no allocation, no library."""
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spingrad._files import write_atomically
-from spingrad.export._c_library import FUNCTIONS, GEOMETRY, HEADER, SOURCE
+from spingrad._version import __version__
+from spingrad.export._c_library import ARENA, FUNCTIONS, GEOMETRY, HEADER, SOURCE, function
 from spingrad.export.packed import PackedModel
+from spingrad.export.plan import Buffer, Step, is_ordered, plan, steps
 from spingrad.export.stages import (
+    PRODUCTS,
+    Add,
     Array,
+    Concat,
     Convolution,
     Flatten,
-    Flow,
     Linear,
+    Pad,
+    Pair,
     Pool,
     Product,
     Rescale,
+    Shape,
     Stage,
     Threshold,
+    bits_of_spins,
+    is_binary,
+    whole_weights,
 )
 
-_MEANING = {"pixels": "{n} bytes, 0 to 255.", "spins": "{n} numbers, -1 or +1."}
+INPUT_TYPES = {"pixels": "uint8_t", "int8": "int8_t", "spins": "int8_t"}
+WORD_SIZES = 8, 16, 32
+CHUNK = 32  # units whose sums are in memory at a time
+_MEANING = {
+    "pixels": "{n} bytes, 0 to 255.",
+    "int8": "{n} numbers, -128 to 127.",
+    "spins": "{n} numbers, -1 or +1.",
+}
+_NOTES = (
+    "The buffers are static, so calls must not overlap.",
+    "buffer: {name}_RAM_BYTES bytes, aligned for an int32_t.",
+)
+_RANGES = {"i8": (-128, 127), "u8": (0, 255), "i16": (-(2**15), 2**15 - 1), "i32": (-(2**31), 2**31 - 1)}
+_BYTES = {"u8": 1, "i8": 1, "i16": 2, "i32": 4}
 
 
 @dataclass(frozen=True)
@@ -34,8 +59,9 @@ class CSource:
         name: Prefix of its functions, and the name of its files.
         header: Content of the .h file.
         source: Content of the .c file.
-        constants: Bytes of weights and other constants in flash, without the code.
-        ram: Bytes of the static buffers; the stack holds the scores and a few more words.
+        constants: Bytes of weights and other constants, without the code, on a chip of 32 bits.
+        ram: Bytes of the buffers; the stack holds the scores and a few more words.
+        memory: The buffers in this RAM, and the offset of each.
     """
 
     name: str
@@ -43,6 +69,7 @@ class CSource:
     source: str
     constants: int
     ram: int
+    memory: tuple[tuple[Buffer, int], ...]
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write ``name.h`` and ``name.c`` into a folder."""
@@ -52,11 +79,18 @@ class CSource:
         return paths
 
 
-def to_c(model: PackedModel, name: str = "network") -> CSource:
-    """A packed network as C99.
+def to_c(model: PackedModel, name: str = "network", *, reentrant: bool = False) -> CSource:
+    """A packed network as C99, which C++11 compilers accept too.
 
     ``NAME_scores(input, scores)`` computes the same scores as :meth:`PackedModel.scores`, and
     ``NAME_class(input)`` returns the class.
+
+    Args:
+        model: The network.
+        name: Prefix of its functions, and the name of its files.
+        reentrant: Whether the caller brings the memory: both functions then take a last argument
+            ``buffer``, ``NAME_RAM_BYTES`` bytes that are aligned for an int32. Otherwise the memory is
+            static, and calls must not overlap.
 
     Example:
         >>> bits = np.array([[0b0101], [0b0011]], np.uint8)
@@ -66,202 +100,500 @@ def to_c(model: PackedModel, name: str = "network") -> CSource:
     """
     if not (name.isidentifier() and name.isascii()):
         raise ValueError(f"name must be a C identifier, got {name!r}")
-    return _Writer(model, name).written()
+    return _Writer(model, name, reentrant).written()
+
+
+class _Place(NamedTuple):
+    """Where a value is stored.
+
+    Args:
+        pointer: Its name in C.
+        type: ``"bits"``, or the type of its integers.
+        shape: Channels, height and width.
+        by_channel: Whether whole channels follow each other, as in the network's input. In every other
+            value the channels of each pixel are together.
+    """
+
+    pointer: str
+    type: str
+    shape: tuple[int, int, int]
+    by_channel: bool = False
+
+    @property
+    def pixels(self) -> int:
+        return self.shape[1] * self.shape[2]
+
+    @property
+    def channel(self) -> int:
+        """Distance of two channels."""
+        return self.pixels if self.by_channel else 1
+
+    @property
+    def pixel(self) -> int:
+        """Distance of two pixels."""
+        return 1 if self.by_channel else self.shape[0]
+
+    def at(self, first: str) -> str:
+        """Index of channel ``first`` at the pixel of the loops."""
+        start = _times(first, self.channel)
+        return start if self.pixels == 1 else f"{_times('pixel', self.pixel)} + {start}"
 
 
 class _Writer:
-    """Writes a few function calls for each layer or pooling and the activation that follows it.
+    """Writes a few function calls for every step.
 
-    The inputs and outputs of layers alternate between two buffers; spins are stored as bits, integers as
-    int32. The sums of one position of a layer are in ``sums`` until the activation has been applied.
+    They compute the sums of at most ``CHUNK`` units at one pixel; activations change them in place, and the
+    result is stored as bits, or in the smallest type of integer that holds it.
     """
 
-    def __init__(self, model: PackedModel, name: str) -> None:
-        self.model, self.name = model, name
-        self.arrays: list[str] = []
-        self.constants = 0
+    def __init__(self, model: PackedModel, name: str, reentrant: bool) -> None:
+        self.model, self.name, self.reentrant = model, name, reentrant
+        self.steps, self.roots = steps(model.stages, model.reads, model.flows)
+        self.ranges = _ranges(model)
+        self.arrays: dict[str, str] = {}  # name -> declaration
+        self.flash = dict.fromkeys(WORD_SIZES, 0)
+        self.longest = [math.prod(flow.shape) for flow in model.flows]  # numbers that an int must hold
         self.used: set[str] = set()
-        self.body: list[str] = []
-        self.buffers: dict[tuple[str, str], int] = {}  # (type, name) -> length
+        self.lines: list[str] = []
+        self.depth = 1
+        self.places: dict[int, _Place] = {}
+        self.buffers: dict[str, tuple[str, Buffer]] = {}  # name -> type and buffer
+        self.most_units = 1
 
     def written(self) -> CSource:
-        self._write_body()
-        inputs, classes = math.prod(self.model.shape), self.model.flows[-1].shape[0]
-        widths = "-".join(str(width) for width in [inputs, *(len(p.bits) for p in self.model.products)])
-        fields: dict[str, Any] = {
-            "title": f"{widths}, {self.model.num_weights} weights of one bit; written by spingrad",
+        self._write_steps()
+        self._reserve("sums", "i32", self.most_units, 0, len(self.steps))
+        buffers = [buffer for _, buffer in self.buffers.values()]
+        offsets, ram = plan(buffers)
+        inputs = math.prod(self.model.shape)
+        widths = "-".join(str(width) for width in [inputs, *(len(p.weight) for p in self.model.products)])
+        pointers = [f"    uint8_t *const memory = (uint8_t *){'buffer' if self.reentrant else 'arena'};\n"]
+        for name, (kind, _) in self.buffers.items():
+            pointers.append(f"    {kind} *const {name} = ({kind} *)(void *)(memory + {offsets[name]});\n")
+        pointers.append("    i32 *const out = (i32 *)scores;\n")
+        extra = ", void *buffer" if self.reentrant else ""
+        arguments = f"const {INPUT_TYPES[self.model.kind]} *input"
+        shaped = any(name.startswith("geometry") for name in self.arrays)
+        fields: dict[str, object] = {
+            "functions": "".join(function(name)[1] for name in sorted(self.used, key=_order)),
+            "geometry": GEOMETRY if shaped else "",
+            "get_geometry": "GETTER(geometry)\n" if shaped else "",
+            "constants": "".join(self.arrays.values()),
+            "arena": "" if self.reentrant else ARENA,
+            "body": "".join(pointers + self.lines),
+            "title": f"{widths}, {self.model.num_weights} weights; written by spingrad",
+            "version": __version__,
             "name": self.name,
-            "upper": self.name.upper(),
-            "kind": "uint8_t" if self.model.kind == "pixels" else "int8_t",
+            "NAME": self.name.upper(),
             "inputs": inputs,
-            "classes": classes,
+            "classes": self.model.flows[-1].shape[0],
+            "ram": ram,
+            **{f"flash_{size}": self.flash[size] for size in WORD_SIZES},
+            "meaning": _MEANING[self.model.kind].format(n=inputs),
+            "note": _NOTES[self.reentrant].format(name=self.name.upper()),
+            "arguments": f"{arguments}, int32_t *scores{extra}",
+            "class_arguments": arguments + extra,
+            "passed": "input, scores, buffer" if self.reentrant else "input, scores",
+            "longest": max(ram, *self.longest),
         }
-        arrays = "".join(self.arrays)
-        needs_geometry = any("geometry" in text for text in (arrays, *self.body))
-        buffers = "".join(f"static {kind} {name}[{size}];\n" for (kind, name), size in self.buffers.items())
-        source = SOURCE.format(
-            **fields,
-            constants=(GEOMETRY if needs_geometry else "") + arrays,
-            buffers=buffers,
-            functions="".join(text for name, (text, _) in FUNCTIONS.items() if name in self.used),
-            body="".join(f"    {line}\n" for line in self.body),
-        )
-        header = HEADER.format(**fields, meaning=_MEANING[self.model.kind].format(n=inputs))
-        ram = sum((1 if kind == "uint8_t" else 4) * size for (kind, _), size in self.buffers.items())
-        return CSource(self.name, header, source, self.constants, ram)
+        header, source = (_filled(text, fields) for text in (HEADER, SOURCE))
+        placed = tuple((buffer, offsets[buffer.name]) for buffer in buffers)
+        return CSource(self.name, header, source, self.flash[32], ram, placed)
 
-    def _write_body(self) -> None:
-        flows, stages = self.model.flows, self.model.stages
-        place, layer, turn, reads = 0, 0, 0, "input"
-        if self.model.kind == "spins":
-            reads, turn = self._buffer(0, flows[0]), 1
-            self.body.append(self._call("bits_of_input", "input", math.prod(self.model.shape), reads))
-        while place < len(stages):
-            stage, before, after = stages[place], flows[place], flows[place + 1]
-            label, place = place, place + 1
-            if isinstance(stage, Flatten):  # the values are already in this order
-                continue
-            activation: Stage | None = None
-            if place < len(stages) and isinstance(stages[place], Threshold | Rescale):
-                activation, place = stages[place], place + 1
-            ends = all(isinstance(rest, Flatten) for rest in stages[place:])
-            writes = "scores" if ends else self._buffer(turn, flows[place])
-            positions = math.prod(after.shape[1:])
-            if isinstance(stage, Linear | Convolution):
-                groups = stage.groups if isinstance(stage, Convolution) else 1
-                units = after.shape[0] // groups
-                calls = self._product(stage, before, reads, units, label)
-                where = f"{units}, {_place(after)}, {positions}"
-                calls.append(f"{self.name.upper()}_TRACE({layer}, sums, {where});")
-                layer += 1
+    def _write_steps(self) -> None:
+        model = self.model
+        if model.kind == "spins":
+            place = self._store(0, 0)
+            self._call("spins_of_input", "input", place.shape[0], place.pixels, place.pointer)
+        else:
+            kind = {"pixels": "u8", "int8": "i8"}[model.kind]
+            self.places[0] = _Place("input", kind, _dimensions(model.shape), by_channel=True)
+        for turn, step in enumerate(self.steps):
+            names = [type(model.stages[number]).__name__ for number in (step.head, *step.tail)]
+            self._line(f"/* {', '.join(names)} */")
+            out = self._store(step.value, turn)
+            sources = [self._source(value) for value in model.reads[step.head]]
+            if out.type == "bits" and math.prod(out.shape) % 32:
+                self._line(f"{out.pointer}[WORDS({math.prod(out.shape)}) - 1] = 0;")
+            stage = model.stages[step.head]
+            match stage:
+                case Linear():
+                    self._write_linear(step, stage, sources[0], out)
+                case Convolution():
+                    self._write_convolution(step, stage, sources[0], out, turn)
+                case Concat():
+                    self._write_concat(step, sources, out)
+                case _:
+                    self._write_other(step, stage, sources, out)
+
+    def _write_linear(self, step: Step, stage: Linear, source: _Place, out: _Place) -> None:
+        weight = self._weight(step, stage, source)
+        with self._chunks(len(stage.weight)) as units:
+            self._sum(stage, source.type, source.pointer, weight, units)
+            self._finish(step, out, units)
+
+    def _write_convolution(
+        self, step: Step, stage: Convolution, source: _Place, out: _Place, turn: int
+    ) -> None:
+        channels, each = stage.channels // stage.groups, len(stage.weight) // stage.groups
+        weight = self._weight(step, stage, source)
+        windows = stage.kernel, stage.stride, stage.padding, stage.dilation
+        where = self._geometry(step.head, channels, source, *windows)
+        kind = "i8" if source.type == "bits" and not is_binary(stage) else source.type
+        names = [f"patch_{step.head}"]
+        function = f"patch_of_{source.type if kind == source.type else 'spins'}"
+        if kind == "bits" and any(stage.padding):
+            names, function = [*names, f"valid_{step.head}"], "patch_of_valid_bits"
+        for name in names:
+            self._reserve(name, kind, stage.fan_in, turn, turn)
+            if kind == "bits" and stage.fan_in % 32:
+                self._line(f"{name}[WORDS({stage.fan_in}) - 1] = 0;")
+        with self._pixels(out) as at, self._groups(stage.groups) as group:
+            self._call(function, source.pointer, where, _times(group, channels), *at, *names)
+            with self._chunks(each, _times(group, each)) as units:
+                self._sum(stage, kind, ", ".join(names), weight, units)
+                self._finish(step, out, units)
+
+    def _sum(self, stage: Product, kind: str, source: str, weight: str, units: str) -> None:
+        """The sums of units, starting with unit ``first``."""
+        row = f"WORDS({stage.fan_in})" if is_binary(stage) else str(stage.fan_in)
+        name = f"{'sum' if is_binary(stage) else 'sum_whole'}_{kind}"
+        if "," in source:
+            name = "sum_valid_bits"
+        self._call(name, source, f"{weight} + first * {row}", stage.fan_in, units, "sums")
+
+    def _write_concat(self, step: Step, sources: Sequence[_Place], out: _Place) -> None:
+        start = 0
+        for source in sources:
+            with self._pixels(out), self._chunks(source.shape[0], name="from") as units:
+                self._load(source, "from", units)
+                self._line(f"const int first = from + {start};")
+                self._finish(step, out, units)
+            start += source.shape[0]
+
+    def _write_other(self, step: Step, stage: Stage, sources: Sequence[_Place], out: _Place) -> None:
+        """Stages that need no more than the values at one pixel, or a few around it."""
+        source = sources[0]
+        where = ""
+        if isinstance(stage, Pool):
+            where = self._geometry(step.head, source.shape[0], source, stage.size, stage.stride)
+        if isinstance(stage, Pad):
+            where = self._geometry(step.head, source.shape[0], source)
+        with self._pixels(out) as at, self._chunks(out.shape[0]) as units:
+            match stage:
+                case Pool():
+                    shared = where, "first", *at, int(stage.take == "sum"), units, "sums"
+                    self._call(f"pool_{source.type}", source.pointer, *shared)
+                case Pad():
+                    before = stage.channels[0], stage.rows[0], stage.columns[0]
+                    corner = [
+                        f"{name} - {count}" if count else name
+                        for name, count in zip(("first", *at), before, strict=True)
+                    ]
+                    self._call(f"pad_{source.type}", source.pointer, where, *corner, units, "sums")
+                case Flatten():
+                    turned = source.shape[0], source.pixels, "first", units, "sums"
+                    self._call(f"turn_{source.type}", source.pointer, *turned)
+                case Add():
+                    self._load(source, "first", units)
+                    if stage.multipliers[0] != 1:
+                        self._call("multiply", stage.multipliers[0], units, "sums")
+                    for other, multiplier in zip(sources[1:], stage.multipliers[1:], strict=True):
+                        place = _index(other, "first")
+                        self._call(f"join_{other.type}", other.pointer, *place, multiplier, units, "sums")
+                case _:  # an activation
+                    self._load(source, "first", units)
+            self._finish(step, out, units)
+
+    def _load(self, source: _Place, first: str, units: str) -> None:
+        self._call(f"load_{source.type}", source.pointer, *_index(source, first), units, "sums")
+
+    def _finish(self, step: Step, out: _Place, units: str) -> None:
+        """Trace the sums, apply the activations, and store the result."""
+        stages, head = self.model.stages, self.model.stages[step.head]
+        if isinstance(head, PRODUCTS):
+            layer = sum(isinstance(stage, PRODUCTS) for stage in stages[: step.head])
+            place = _Place("", "", out.shape, by_channel=True)
+            trace = f"{self.name.upper()}_TRACE"
+            self._line(
+                f"{trace}({layer}, (const int32_t *)sums, {units}, {place.at('first')}, {place.channel});"
+            )
+        alone = isinstance(head, Threshold | Rescale)
+        numbers = [*([step.head] if alone else []), *step.tail]
+        value = self.model.reads[step.head][0] if alone else step.head + 1
+        while numbers:
+            number, bound = numbers.pop(0), self.model.flows[value].bound
+            stage = stages[number]
+            value = number + 1
+            if isinstance(stage, Rescale) and numbers and isinstance(stages[numbers[0]], Threshold):
+                number = numbers.pop(0)
+                stage = _threshold_after(stage, stages[number], self.model.flows[value].shape[0])
+                value = number + 1
+            if isinstance(stage, Threshold):
+                self._threshold(stage, number, bound, units)
             else:
-                assert isinstance(stage, Pool)
-                groups, units = 1, after.shape[0]
-                calls = self._pool(stage, before, reads, label)
-            self._reserve("int32_t", "sums", units)
-            calls.append(self._put(activation, after, units, writes, positions, label))
-            self._write_loops(after, groups, units, calls)
-            reads, turn = writes, 1 - turn
+                assert isinstance(stage, Rescale)
+                self._rescale(stage, number, bound, units)
+        self._call(f"put_{out.type}", "sums", units, out.pointer, out.at("first"))
 
-    def _write_loops(self, after: Flow, groups: int, units: int, calls: list[str]) -> None:
-        """Loops over positions and groups of channels around ``calls``; ``first`` is a group's first unit."""
-        if len(after.shape) == 1:
-            self.body += calls
+    def _threshold(self, stage: Threshold, number: int, bound: int, units: str) -> None:
+        if stage.thresholds is None or stage.directions is None:
             return
-        height, width = after.shape[1:]
-        loops = [
-            f"for (int32_t {name} = 0; {name} < {size}; {name}{'++' if by == 1 else f' += {by}'})"
-            for name, size, by in (("y", height, 1), ("x", width, 1), ("first", groups * units, units))
-        ]
-        self.body += ["    " * depth + loop for depth, loop in enumerate(loops)]
-        self.body[-1] += " {"
-        place = f"const int32_t place = first * {height * width} + y * {width} + x;"
-        self.body += ["            " + line for line in (place, *calls)]
-        self.body.append("        }")
+        if (stage.directions < 0).any():
+            directions = self._array(f"direction_{number}", stage.directions)
+            self._call("direct", f"{directions} + first", units, "sums")
+        thresholds = np.clip(stage.thresholds, -bound, min(bound + 1, 2**31 - 1))
+        if (thresholds == thresholds[0]).all():
+            if thresholds[0]:
+                self._call("compare", thresholds[0], units, "sums")
+            return
+        kind, dtype = ("i16", np.int16) if bound < 2**15 - 1 else ("i32", np.int32)
+        values = self._array(f"threshold_{number}", thresholds.astype(dtype))
+        self._call(f"compare_{kind}", f"{values} + first", units, "sums")
 
-    def _product(self, stage: Product, before: Flow, reads: str, units: int, label: int) -> list[str]:
-        """Calls that compute the sums of ``units`` units, starting with unit ``first``."""
-        words = -(-stage.fan_in // 32)
-        padded = np.zeros((len(stage.bits), 4 * words), np.uint8)
-        padded[:, : stage.bits.shape[1]] = stage.bits
-        weight = self._array(f"weight_{label}", padded.view("<u4"))
-        rest = stage.fan_in, units, "sums"
-        kind = {"spins": "bits", "pixels": "bytes", "integers": "numbers"}[before.kind]
-        if isinstance(stage, Linear):
-            return [self._call(f"add_{kind}", reads, weight, *rest)]
-        weight = f"{weight} + first * {words}"
-        channels = stage.channels // stage.groups
-        geometry = (
-            channels,
-            *before.shape[1:],
-            *stage.kernel,
-            *stage.stride,
-            *stage.padding,
-            *stage.dilation,
+    def _rescale(self, stage: Rescale, number: int, bound: int, units: str) -> None:
+        ends = stage.low, stage.high
+        if stage.shift == 0 and (stage.multipliers == 1).all() and not stage.offsets.any():
+            self._call("clip", *ends, units, "sums")
+            return
+        numbers = stage.multipliers, stage.offsets
+        if all((each == each[0]).all() for each in numbers):
+            arguments = [_literal(each[0]) for each in numbers]
+            self._call("rescale", *arguments, stage.shift, *ends, units, "sums")
+            return
+        names = (
+            f"{self._array(f'{name}_{number}', each)} + first"
+            for name, each in zip(("multiplier", "offset"), numbers, strict=True)
         )
-        shared = reads, f"&{self._geometry(label, geometry)}", f"first / {units} * {channels}", "y", "x"
-        patch = f"patch_of_{kind}"
-        if kind == "bits":
-            rooms = [self._reserve("uint32_t", name, words) for name in ("patch_bits", "valid_bits")]
-            return [
-                self._call(patch, *shared, *rooms),
-                self._call("add_patch_of_bits", *rooms, weight, *rest),
+        self._call("rescale_each", *names, stage.shift, *ends, units, "sums")
+
+    def _store(self, value: int, turn: int) -> _Place:
+        """The place of a value written in a turn: the caller's scores, or memory until its last use."""
+        flow = self.model.flows[value]
+        shape = _dimensions(flow.shape)
+        if self.roots[len(self.model.stages)] == value:
+            place = _Place("out", "i32", shape)
+        else:
+            shared = {each for each, root in self.roots.items() if root == value}
+            uses = [
+                later
+                for later, step in enumerate(self.steps)
+                if shared.intersection(self.model.reads[step.head])
             ]
-        room = self._reserve("uint8_t" if kind == "bytes" else "int32_t", f"patch_{kind}", stage.fan_in)
-        return [self._call(patch, *shared, room), self._call(f"add_{kind}", room, weight, *rest)]
+            low, high = self.ranges[value]
+            fits = (name for name, (least, most) in _RANGES.items() if least <= low and high <= most)
+            kind = "bits" if flow.kind == "spins" else next(fits)
+            place = _Place(f"value_{value}", kind, shape)
+            self._reserve(place.pointer, kind, math.prod(shape), turn, max(uses))
+        self.places[value] = place
+        return place
 
-    def _pool(self, stage: Pool, before: Flow, reads: str, label: int) -> list[str]:
-        geometry = (before.shape[0], *before.shape[1:], *stage.size, *stage.stride, 0, 0, 1, 1)
-        name = "pool_bits" if before.kind == "spins" else "pool_numbers"
-        add = int(stage.take == "sum")
-        return [self._call(name, reads, f"&{self._geometry(label, geometry)}", "y", "x", add, "sums")]
+    def _source(self, value: int) -> _Place:
+        """Where a value is; an image that was flattened is a vector, unless it is in another order."""
+        place, shape = self.places[self.roots[value]], self.model.flows[value].shape
+        if len(shape) == 1 and is_ordered(self.roots[value], self.model.flows):
+            return place._replace(shape=(*shape, 1, 1))
+        return place
 
-    def _put(
-        self, activation: Stage | None, after: Flow, units: int, writes: str, positions: int, label: int
-    ) -> str:
-        first = " + first" if len(after.shape) == 3 else ""
-        where = units, writes, _place(after), positions
-        match activation:
-            case Threshold(thresholds=np.ndarray() as thresholds, directions=np.ndarray() as directions):
-                arrays = (("threshold", thresholds), ("direction", directions))
-                names = [f"{self._array(f'{name}_{label}', values)}{first}" for name, values in arrays]
-                return self._call("put_thresholds", "sums", *names, *where)
-            case Threshold():
-                return self._call("put_signs", "sums", *where)
-            case Rescale(multipliers=multipliers, offsets=offsets, shift=shift, limit=limit):
-                if shift == 0 and (multipliers == 1).all() and not offsets.any():
-                    return self._call("put_clipped", "sums", limit, *where)
-                arrays = (("multiplier", multipliers), ("offset", offsets))
-                names = [f"{self._array(f'{name}_{label}', values)}{first}" for name, values in arrays]
-                return self._call("put_lines", "sums", *names, shift, limit, *where)
-        return self._call("put_signs" if after.kind == "spins" else "put_sums", "sums", *where)
+    def _reserve(self, name: str, kind: str, count: int, start: int, end: int) -> None:
+        size = 4 * -(-count // 32) if kind == "bits" else _BYTES[kind] * count
+        self.buffers[name] = "word" if kind == "bits" else kind, Buffer(name, size, start, end)
 
-    def _call(self, function: str, *arguments: object) -> str:
+    @contextmanager
+    def _pixels(self, out: _Place) -> Iterator[tuple[str, str]]:
+        """Loops over the pixels of a value; yields row and column."""
+        if out.pixels == 1:
+            yield "0", "0"
+            return
+        loops = [
+            f"for (int {name} = 0; {name} < {size}; {name}++)"
+            for name, size in zip("yx", out.shape[1:], strict=True)
+        ]
+        with self._block(loops[0]), self._block(loops[1]):
+            self._line(f"const int pixel = {_times('y', out.shape[2])} + x;")
+            yield "y", "x"
+
+    @contextmanager
+    def _groups(self, groups: int) -> Iterator[str]:
+        if groups == 1:
+            yield "0"
+            return
+        with self._block(f"for (int group = 0; group < {groups}; group++)"):
+            yield "group"
+
+    @contextmanager
+    def _chunks(self, count: int, start: str = "0", name: str = "first") -> Iterator[str]:
+        """A loop over ``count`` units from ``start``, some at a time; yields how many at a time."""
+        self.most_units = max(self.most_units, min(count, CHUNK))
+        if count <= CHUNK:
+            with self._block(""):
+                self._line(f"const int {name} = {start};")
+                yield str(count)
+            return
+        end = str(count) if start == "0" else f"{start} + {count}"
+        with self._block(f"for (int {name} = {start}; {name} < {end}; {name} += {CHUNK})"):
+            if count % CHUNK:
+                self._line(f"const int left = {end} - {name}, units = left < {CHUNK} ? left : {CHUNK};")
+            yield "units" if count % CHUNK else str(CHUNK)
+
+    @contextmanager
+    def _block(self, header: str) -> Iterator[None]:
+        self._line(f"{header} {{".strip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self._line("}")
+
+    def _line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text + "\n")
+
+    def _call(self, name: str, *arguments: object) -> None:
         def use(name: str) -> None:
             self.used.add(name)
-            for other in FUNCTIONS[name][1]:
+            for other in function(name)[2]:
                 use(other)
 
-        use(function)
-        return f"{function}({', '.join(map(str, arguments))});"
+        use(name)
+        self._line(f"{name}({', '.join(map(str, arguments))});")
 
-    def _buffer(self, turn: int, flow: Flow) -> str:
-        """The name of the buffer whose turn it is; the unused bits after the last spin are cleared."""
-        count = math.prod(flow.shape)
-        if flow.kind != "spins":
-            return self._reserve("int32_t", f"numbers_{'ab'[turn]}", count)
-        name = self._reserve("uint32_t", f"bits_{'ab'[turn]}", -(-count // 32))
-        if count % 32:
-            self.body.append(f"{name}[{count // 32}] = 0;")
-        return name
+    def _weight(self, step: Step, stage: Product, source: _Place) -> str:
+        """The weights of a layer, in the order in which its inputs are stored or copied."""
+        weight = whole_weights(stage)
+        units = len(weight)
+        if isinstance(stage, Convolution):
+            shape = units, stage.channels // stage.groups, *stage.kernel
+            weight = weight.reshape(shape).transpose(0, 2, 3, 1)
+        elif not source.by_channel:
+            weight = weight.reshape(units, source.shape[0], -1).swapaxes(1, 2)
+        weight = weight.reshape(units, stage.fan_in)
+        self.longest += [2 * stage.fan_in, weight.size if weight.dtype == np.int8 else weight.size // 8]
+        name = f"weight_{step.head}"
+        return self._bits(name, weight) if is_binary(stage) else self._array(name, weight)
 
-    def _reserve(self, kind: str, name: str, size: int) -> str:
-        self.buffers[kind, name] = max(size, self.buffers.get((kind, name), 0))
-        return name
-
-    def _geometry(self, label: int, values: tuple[int, ...]) -> str:
-        self.constants += 4 * len(values)
-        name = f"geometry_{label}"
-        self.arrays.append(f"static const geometry {name} = {{{', '.join(map(str, values))}}};\n\n")
-        return name
+    def _bits(self, name: str, weight: Array) -> str:
+        fan_in = weight.shape[1]
+        whole, rest = divmod(-(-fan_in // 8), 4)  # words of 32 bits, and the bytes after them
+        packed = np.zeros((len(weight), 4 * -(-fan_in // 32)), np.uint8)
+        packed[:, : 4 * whole + rest] = bits_of_spins(weight)
+        widths = [4] * whole + [rest] * bool(rest)
+        texts = [
+            f"WORD_{width}(0x{int(word):0{2 * width}x}u)"
+            for row in packed.view("<u4")
+            for word, width in zip(row, widths, strict=True)
+        ]
+        sizes = [len(weight) * (4 * whole + -(-8 * rest // bits) * bits // 8) for bits in WORD_SIZES]
+        return self._declare("word", name, f"[{len(weight)} * WORDS({fan_in})]", texts, sizes)
 
     def _array(self, name: str, values: Array) -> str:
-        self.constants += values.nbytes
-        numbers = [_literal(value) for value in values.ravel()]
-        lines = ",\n    ".join(", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8))
-        kind = f"{values.dtype.name}_t"
-        self.arrays.append(f"static const {kind} {name}[{len(numbers)}] = {{\n    {lines}\n}};\n\n")
+        kind = {np.dtype(np.int16): "i16", np.dtype(np.int32): "i32"}.get(values.dtype, f"{values.dtype}_t")
+        texts = [_literal(value) for value in values.ravel()]
+        return self._declare(kind, name, f"[{values.size}]", texts, [values.nbytes] * len(WORD_SIZES))
+
+    def _declare(self, kind: str, name: str, size: str, texts: Sequence[str], sizes: Sequence[int]) -> str:
+        """Declare constants, once; ``sizes`` are their bytes for the three sizes of words."""
+        if name not in self.arrays:
+            wide = 16 if kind == "int8_t" else 6 if kind == "word" else 13
+            lines = ",\n    ".join(", ".join(texts[i : i + wide]) for i in range(0, len(texts), wide))
+            section = f"{self.name.upper()}_CONST_SECTION"
+            declared = f"static const FLASH {kind} {name}{size} {section}"
+            self.arrays[name] = f"{declared} = {{\n    {lines}\n}};\n\n"
+            for bits, count in zip(WORD_SIZES, sizes, strict=True):
+                self.flash[bits] += count
         return name
 
+    def _geometry(
+        self,
+        number: int,
+        channels: int,
+        source: _Place,
+        size: Pair = (1, 1),
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        dilation: Pair = (1, 1),
+    ) -> str:
+        values = (
+            channels,
+            *source.shape[1:],
+            source.channel,
+            source.pixel,
+            *size,
+            *stride,
+            *padding,
+            *dilation,
+        )
+        sizes = [len(values) * each for each in (2, 2, 4)]  # of int
+        return "&" + self._declare("geometry", f"geometry_{number}", "", [*map(str, values)], sizes)
 
-def _place(after: Flow) -> str:
-    """Index of a position's first value: a variable of the loops, or zero."""
-    return "place" if len(after.shape) == 3 else "0"
+
+def _threshold_after(line: Rescale, sign: Stage, units: int) -> Threshold:
+    """One threshold for ``sign(line(value))``: the line rises or falls, so that it changes sign only once."""
+    assert isinstance(sign, Threshold)
+    thresholds, directions = np.zeros(units, np.int64), np.ones(units, np.int64)
+    always, never = -(2**31) + 1, 2**31 - 1
+    for unit in range(units):
+        m, offset = int(line.multipliers[unit]), int(line.offsets[unit])
+        level = 0 if sign.thresholds is None else int(sign.thresholds[unit])
+        rising = sign.directions is None or sign.directions[unit] > 0
+        if not rising:  # -line(value) >= level where line(value) < 1 - level: the opposite of rising
+            level = 1 - level
+        # line(value) >= level where multiplier * value + offset >= level * 2^shift
+        if level <= line.low or level > line.high or m == 0:
+            reached = level <= line.low or (level <= line.high and offset >> line.shift >= level)
+            thresholds[unit] = always if reached == rising else never
+            continue
+        need = (level << line.shift) - offset
+        if m > 0:  # value >= need / m, or not
+            least = -(-need // m)
+            thresholds[unit], directions[unit] = (least, 1) if rising else (1 - least, -1)
+        else:  # value <= need / m, or not
+            most = need // m
+            thresholds[unit], directions[unit] = (-most, -1) if rising else (most + 1, 1)
+    clipped = np.clip(thresholds, always, never).astype(np.int32)
+    return Threshold(clipped, directions.astype(np.int8))
+
+
+def _ranges(model: PackedModel) -> list[tuple[int, int]]:
+    """The smallest and the largest integer of every value."""
+    start = {"pixels": (0, 255), "int8": (-128, 127), "spins": (-1, 1)}[model.kind]
+    found = [start]
+    for stage, read, flow in zip(model.stages, model.reads, model.flows[1:], strict=True):
+        before = [found[value] for value in read]
+        match stage:
+            case Rescale(low=low, high=high):
+                found.append((low, high))
+            case Flatten() | Concat() | Pool(take="max"):
+                found.append((min(low for low, _ in before), max(high for _, high in before)))
+            case Pad():
+                found.append((min(0, before[0][0]), max(0, before[0][1])))
+            case _:
+                found.append((-flow.bound, flow.bound))
+    return found
+
+
+def _dimensions(shape: Shape) -> tuple[int, int, int]:
+    """Channels, height and width; missing sizes are one."""
+    channels, height, width = (*shape, 1, 1)[:3]
+    return channels, height, width
+
+
+def _index(place: _Place, first: str) -> tuple[object, ...]:
+    """Index of a channel and, of integers, the distance to the next channel."""
+    return (place.at(first),) if place.type == "bits" else (place.at(first), place.channel)
+
+
+def _times(name: str, factor: int) -> str:
+    return "0" if name == "0" else name if factor == 1 else f"{name} * {factor}"
 
 
 def _literal(value: Any) -> str:
-    if value.dtype == np.uint32:
-        return f"0x{int(value):08x}u"
-    if value.dtype != np.int64:
-        return str(int(value))
-    return f"INT64_C({int(value)})"
+    return f"INT64_C({int(value)})" if value.dtype == np.int64 else str(int(value))
+
+
+def _order(name: str) -> tuple[int, str]:
+    return list(FUNCTIONS).index(function(name)[0]), name
+
+
+def _filled(text: str, fields: dict[str, object]) -> str:
+    for name, value in fields.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text

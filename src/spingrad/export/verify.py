@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spingrad._files import write_atomically
-from spingrad.export.c import CSource, to_c
+from spingrad.export.c import INPUT_TYPES, CSource, to_c
 from spingrad.export.onnx import DTYPES, to_onnx
 from spingrad.export.packed import PackedModel
 from spingrad.export.qonnx import to_qonnx
@@ -30,9 +30,9 @@ _MAIN = """\
 static int32_t traced[{layers}][{most}];
 static const size_t counts[{layers}] = {{{counts}}};
 
-static void keep(int layer, const int32_t *sums, int32_t units, int32_t place, int32_t stride)
+static void keep(int layer, const int32_t *sums, int units, int place, int stride)
 {{
-    for (int32_t unit = 0; unit < units; unit++)
+    for (int unit = 0; unit < units; unit++)
         traced[layer][place + unit * stride] = sums[unit];
 }}
 
@@ -150,5 +150,5 @@ def _main(model: PackedModel, source: CSource, counts: list[int]) -> str:
         counts=", ".join(map(str, counts)),
         name=source.name,
         upper=source.name.upper(),
-        kind="uint8_t" if model.kind == "pixels" else "int8_t",
+        kind=INPUT_TYPES[model.kind],
     )
