@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import (
@@ -303,6 +303,8 @@ class _Folding:
         """Integers of one unit, of which ``high`` stands for ``top``: the largest value, if not given."""
         term = self._as_numbers(term)
         unit = (top or term.largest or 1.0) / high
+        if top is None and term.slope.ndim == 0 and term.unit >= unit:
+            unit = term.unit / int(term.unit / unit)  # whole, so that nothing but the offset is rounded
         return self._plain(term.rounded(unit, -high if low is None else low, high), term, unit=unit)
 
     def _settled(self, term: Term) -> Term:
@@ -483,7 +485,7 @@ def _layer(module: nn.Module) -> _Layer:
         weight = bits_of_spins(module.binary_weight.flatten(1).numpy().astype(np.int8))
         factor = _factor(module)
     else:
-        weight, factor = _int8(module.weight.detach().double().flatten(1).numpy())
+        weight, factor = int8_weights(module.weight)
     bias = np.zeros(()) if module.bias is None else module.bias.detach().double().numpy()
     if not np.isfinite(bias).all():
         raise ValueError("some of its biases are not finite")
@@ -500,12 +502,13 @@ def _layer(module: nn.Module) -> _Layer:
     return _Layer(Convolution(weight, module.in_channels, *geometry), factor, bias)
 
 
-def _int8(weight: Array) -> tuple[Array, Array]:
-    """Whole numbers from -127 to 127, and what one stands for, by unit."""
-    if not np.isfinite(weight).all():
+def int8_weights(weight: Tensor) -> tuple[Array, Array]:
+    """Whole numbers from -127 to 127, shape ``(units, fan-in)``, and what one stands for, by unit."""
+    real = weight.detach().cpu().double().flatten(1).numpy()
+    if not np.isfinite(real).all():
         raise ValueError("some of its weights are not finite")
-    factor = np.maximum(np.abs(weight).max(1), 1e-30) / 127
-    return np.round(weight / factor[:, None]).astype(np.int8), factor
+    factor = np.maximum(np.abs(real).max(1), 1e-30) / 127
+    return np.round(real / factor[:, None]).astype(np.int8), factor
 
 
 def _factor(layer: BinaryLayer) -> Array:

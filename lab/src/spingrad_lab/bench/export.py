@@ -257,7 +257,9 @@ class Export(Experiment):
                 f"{own[to]['other_classes']}; {_total(own[to]['other_sums'])}" if to in own else "–"
                 for to in RUNS
             ]
-            gap = f"{own['score_gap']:.4f} of {own['score_range']:.1f}" if "score_gap" in own else "–"
+            gap = f"{own['score_gap']:.4f} of {own['score_range']:.1f}" if _has(own, "score_gap") else "–"
+            if _has(own, "changed_by_int8"):
+                gap += f"; int8 changes {own['changed_by_int8']:.0f} classes"
             accuracy = f"{own['torch']['correct'] / own['images']:.4f}"
             same.append([name, f"{own['images']:,}", accuracy, *found, gap])
             ratio = own["state_dict_bytes"] / own["packed"]["bytes"]
@@ -295,13 +297,18 @@ class Export(Experiment):
         return Section(list(_NOTES), [table for table in tables if table.rows])
 
 
+def _has(run: pd.Series, name: str) -> bool:
+    return name in run and not pd.isna(run[name])
+
+
 def _total(other_sums: list[int] | None) -> str:
     return "–" if other_sums is None else f"{sum(other_sums):,}"
 
 
 _NOTES = (
     "First table: on how many images an export has another class than torch, and in how many places one of "
-    "its sums differs; where sums are rounded, the largest difference of a score beside their range. Second: "
+    "its sums differs; where sums are rounded, the largest difference of a score beside their range. "
+    "Networks with real ends are compared with torch on the int8 weights of the packed network. Second: "
     "bytes. Third: time of float32 and of int8 as a multiple of the packed "
     "runtime's, from the lowest to the highest of the repeats, one thread.",
 )
