@@ -167,7 +167,7 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_last_checkpoint(tmp_path):
     assert names(tmp_path) == ["step-000000001"]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.long)])
 def test_flipped_bits_and_truncated_files_are_reported_and_the_generation_before_is_loaded(tmp_path, count):
     _, states = saved(tmp_path, 1, 2)
     chance = random.Random(count)

@@ -14,6 +14,7 @@ import torch
 from test_export import SIGN_NETWORKS, images, made
 from test_export_c import averages, hardtanh_with_norm
 
+from spingrad import BinaryConv2d, BinaryLinear, Sign, sign
 from spingrad.export import PackedFileError, PackedModel, pack
 from spingrad.export.packed import KEY, _checksum
 from spingrad.export.stages import Linear, Threshold
@@ -76,8 +77,6 @@ def test_a_file_holds_the_same_network(network, tmp_path):
 def test_the_bits_of_a_wide_network_take_a_thirtieth_of_its_floats(tmp_path):
     from torch import nn
 
-    from spingrad import BinaryLinear, Sign
-
     model = nn.Sequential(
         BinaryLinear(784, 1024), Sign(), BinaryLinear(1024, 1024), Sign(), BinaryLinear(1024, 10)
     )
@@ -89,15 +88,30 @@ def small_files():
     """Small files with thresholds, rescaling, pooling and convolutions."""
     from torch import nn
 
-    from spingrad import BinaryConv2d, BinaryLinear, Sign
-
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4)
     first = nn.Sequential(
         BinaryConv2d(1, 4, 3, padding=1), norm, nn.MaxPool2d(2), Sign(), nn.Flatten(), BinaryLinear(64, 3)
     )
     second = nn.Sequential(BinaryLinear(64, 5), nn.Hardtanh(), BinaryLinear(5, 3), nn.BatchNorm1d(3))
-    return [pack(first.eval(), (1, 8, 8)).to_bytes(), pack(second.eval()).to_bytes()]
+    branched = Branched().eval()
+    packed = [pack(first.eval(), (1, 8, 8)), pack(second.eval()), pack(branched, (1, 8, 8), shift=-0.1)]
+    return [one.to_bytes() for one in packed]
+
+
+class Branched(torch.nn.Module):
+    """Adds, joins and pads, with real ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.layer = torch.nn.Conv2d(1, 2, 3, padding=1), BinaryConv2d(4, 4, 3, padding=1)
+        self.head = torch.nn.Linear(5 * 64, 3)
+
+    def forward(self, x):
+        x = sign(self.stem(x))
+        x = torch.cat([x, x], 1)
+        x = torch.nn.functional.pad(self.layer(x) + x, (0, 0, 0, 0, 0, 1))
+        return self.head(torch.relu(x).flatten(1))
 
 
 def malformed(count, seed=0):
@@ -179,13 +193,14 @@ def memory_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_memory(memory_folder):
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_malformed_files_give_a_documented_error_and_take_little_memory(count, memory_folder):
     path = memory_folder / "net.safetensors"
     path.write_bytes(small_files()[0])
     PackedModel.load(path).scores(np.zeros((1, 64), np.uint8), backend="numpy")  # imports, once
     messages, others, excess = [], [], []
     with little_room(megabytes=64):
-        for content in malformed(10_000):
+        for content in malformed(count):
             path.write_bytes(content)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
@@ -196,12 +211,13 @@ def test_ten_thousand_malformed_files_give_a_documented_error_and_take_little_me
             except PackedFileError as error:
                 messages.append(str(error))
             excess.append(tracemalloc.get_traced_memory()[1] - before - 2 * len(content))
-    assert len(messages) + len(others) == 10_000
+    assert len(messages) + len(others) == count
     assert all(message.startswith(str(path)) for message in messages)
-    assert len(others) < 200
+    assert len(others) < 0.05 * count
     for model in others:
-        model.scores(np.ones((1, *model.shape), np.uint8), backend="numpy")
-    assert max(excess) < 16_000  # the memory for a header and an error, for any file
+        x = np.ones((1, *model.shape), np.int8 if model.kind == "int8" else np.uint8)
+        model.scores(x, backend="numpy")
+    assert max(excess) < 32_000  # the memory for a header and an error, for any file
 
 
 def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):

@@ -293,5 +293,6 @@ def test_four_writers_and_four_readers_lose_nothing(path):
 
 
 @pytest.mark.slow
-def test_ten_thousand_lines_of_four_writers_are_kept(path):
-    check_writers_and_readers(path, 2500)
+@pytest.mark.parametrize("lines", [500, pytest.param(2500, marks=pytest.mark.long)])
+def test_all_lines_of_four_writers_are_kept(lines, path):
+    check_writers_and_readers(path, lines)

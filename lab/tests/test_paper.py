@@ -237,8 +237,15 @@ def quick_results(data_folder, tmp_path_factory):
     return tmp_path_factory.mktemp("paper")
 
 
+ALIKE = {"adult-small", "citeseer", "fashion", "pubmed", "pubmed-raw", "twenty-epochs"}
+"""Experiments that differ from another one in nothing but their data or their number of epochs."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long) if n in ALIKE else n for n in EXPERIMENTS],
+)
 def test_every_experiment_runs_quickly_on_real_data(name, quick_results, capsys):
     main(["run", name, "--quick", "--out", str(quick_results)])
     lines = read_lines(quick_results / "quick" / f"{name}.jsonl")
