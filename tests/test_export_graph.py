@@ -109,7 +109,7 @@ def test_sums_of_every_layer_are_those_of_torch(name, backend):
 
 def real_ends():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), BinaryConv2d(8, 8, 3), nn.Hardtanh(),
+        nn.Conv2d(1, 8, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), BinaryConv2d(8, 8, 3), nn.Hardtanh(),
         Bits(2, dim=1), BinaryConv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(8, 10),
     )  # fmt: skip

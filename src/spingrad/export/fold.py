@@ -3,12 +3,13 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
+from spingrad.export.layers import LAYERS, Layer, layer_of, window_of
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import (
     EXACT,
@@ -21,28 +22,23 @@ from spingrad.export.stages import (
     Flatten,
     Flow,
     Kind,
-    Linear,
     Pad,
     Pool,
-    Product,
     Rescale,
     Shape,
     Stage,
-    bits_of_spins,
     reach,
     whole_weights,
 )
 from spingrad.export.terms import Term
 from spingrad.export.trace import ADDITIONS, JOINS, PADS, SHAPES, as_module, peaks, place_of, traced
 from spingrad.nn.bits import Bits
-from spingrad.nn.conv import BinaryConv1d, BinaryConv2d
 from spingrad.nn.gain import Gain
-from spingrad.nn.linear import BinaryLayer, BinaryLinear
+from spingrad.nn.linear import BinaryLinear
 from spingrad.nn.sign import Sign
 
 FINEST = 2**14  # the largest integer that stands for the largest input of a layer: a resolution of 6e-5
 STREAM = 2**27  # the largest integer of the first sum of branches; 15 more of that size can be added
-LAYERS = BinaryLinear, BinaryConv1d, BinaryConv2d, nn.Linear, nn.Conv1d, nn.Conv2d
 IGNORED = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d
 MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d
 MEANS = nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d
@@ -125,14 +121,6 @@ def _shape(graph: fx.GraphModule, shape: Shape | None) -> Shape:
     raise ValueError("pass the shape of one example: pack(model, (channels, height, width), …)")
 
 
-class _Layer(NamedTuple):
-    """A layer as a stage, the factor on its sums, and its bias."""
-
-    stage: Product
-    factor: Array
-    bias: Array
-
-
 class _Folding:
     """Translates the traced network node by node."""
 
@@ -165,11 +153,11 @@ class _Folding:
             raise ValueError(f"the shape of one example must be one to three positive integers, got {shape}")
         return (shape[0], 1, shape[1]) if len(shape) == 2 else shape
 
-    def _layers(self) -> Iterator[tuple[fx.Node, _Layer]]:
+    def _layers(self) -> Iterator[tuple[fx.Node, Layer]]:
         for node in self.graph.graph.nodes:
             if isinstance(module := self._module(node), LAYERS):
                 try:
-                    yield node, _layer(module)
+                    yield node, layer_of(module)
                 except ValueError as error:
                     raise ValueError(f"{place_of(node)}, {module}: {error}") from None
 
@@ -201,7 +189,7 @@ class _Folding:
         term = self.terms.get(last)
         if term is None or term.value == 0:
             raise ValueError("a network must return one tensor, the scores of its classes")
-        if not (term.slope.ndim == 0 and term.is_plain and term.slope > 0 and term.flow.kind == "integers"):
+        if not (term.is_plain and term.slope > 0 and term.flow.kind == "integers"):
             term = self._to_integers(term, EXACT // 2)
         stages, reads = _used(self.stages, self.reads, term.value)
         return PackedModel(self.kind, self.shape, stages, reads, term.unit)
@@ -258,7 +246,7 @@ class _Folding:
             case Bits():
                 return self._bits(module, term)
             case module if isinstance(module, MAX_POOLS):
-                return self._max_pool(term, _window(module))
+                return self._max_pool(term, window_of(module))
             case module if isinstance(module, MEANS):
                 return self._mean(term, module)
             case nn.Flatten(start_dim=1, end_dim=-1):
@@ -282,7 +270,7 @@ class _Folding:
             term = Term.plain(*self._append(pool, term), unit)
         return term
 
-    def _product(self, layer: _Layer, term: Term) -> Term:
+    def _product(self, layer: Layer, term: Term) -> Term:
         (stage, factor, bias), term = layer, self._settled(term)
         pads = isinstance(stage, Convolution) and any(stage.padding)
         shifted = term.slope.ndim == 0 and term.offset.ndim == 0 and not pads
@@ -318,7 +306,7 @@ class _Folding:
 
     def _sign(self, term: Term) -> Term:
         if term.flow.kind == "spins" and term.is_plain:
-            return term
+            return Term.plain(term.value, term.flow, 1.0)
         term = self._as_numbers(term)
         return self._plain(term.sign(), term, unit=1.0)
 
@@ -356,7 +344,7 @@ class _Folding:
             if user in self.layers:
                 most = max(most, reach(self.layers[user].stage))
             elif isinstance(module, MEANS):
-                window = _window(module) if isinstance(module, nn.AvgPool1d | nn.AvgPool2d) else None
+                window = window_of(module) if isinstance(module, nn.AvgPool1d | nn.AvgPool2d) else None
                 size = math.prod(window.size) if window else 1
                 most = max(most, size * self._next_reach(user))
             elif isinstance(module, Bits):
@@ -373,7 +361,7 @@ class _Folding:
     def _mean(self, term: Term, module: nn.Module) -> Term:
         term = self._settled(term)
         if isinstance(module, nn.AvgPool1d | nn.AvgPool2d):
-            pool = _window(module, "sum")
+            pool = window_of(module, "sum")
         else:
             sizes = module.output_size
             if any(size != 1 for size in (sizes if isinstance(sizes, tuple) else (sizes,))):
@@ -474,52 +462,6 @@ class _Folding:
         return self._plain(Pad(*sides), term, unit=term.unit)  # type: ignore[arg-type]
 
 
-def _layer(module: nn.Module) -> _Layer:
-    """The weights as bits, or rounded to int8 with a scale for each unit."""
-    assert isinstance(module, LAYERS)
-    if isinstance(module, BinaryLayer):
-        if getattr(module.weight, "relaxed", False):
-            raise ValueError("its weights are still real numbers; its optimizer has not finished training")
-        if not module.weight.isfinite().all():
-            raise ValueError("some of its latent weights are not finite")
-        weight = bits_of_spins(module.binary_weight.flatten(1).numpy().astype(np.int8))
-        factor = _factor(module)
-    else:
-        weight, factor = int8_weights(module.weight)
-    bias = np.zeros(()) if module.bias is None else module.bias.detach().double().numpy()
-    if not np.isfinite(bias).all():
-        raise ValueError("some of its biases are not finite")
-    if isinstance(module, BinaryLinear | nn.Linear):
-        return _Layer(Linear(weight, module.in_features), factor, bias)
-    border = module.border if isinstance(module, BinaryLayer) else module.padding
-    if isinstance(border, str) or module.padding_mode != "zeros" or getattr(module, "sides", False):
-        raise ValueError(
-            f"padding={module.padding!r} with padding_mode={module.padding_mode!r} cannot be packed: use as "
-            "many zeros on both sides"
-        )
-    kernel, stride, dilation = (_pair(size) for size in (module.kernel_size, module.stride, module.dilation))
-    geometry = kernel, stride, _pair(border, row=0), dilation, module.groups
-    return _Layer(Convolution(weight, module.in_channels, *geometry), factor, bias)
-
-
-def int8_weights(weight: Tensor) -> tuple[Array, Array]:
-    """Whole numbers from -127 to 127, shape ``(units, fan-in)``, and what one stands for, by unit."""
-    real = weight.detach().cpu().double().flatten(1).numpy()
-    if not np.isfinite(real).all():
-        raise ValueError("some of its weights are not finite")
-    factor = np.maximum(np.abs(real).max(1), 1e-30) / 127
-    return np.round(real / factor[:, None]).astype(np.int8), factor
-
-
-def _factor(layer: BinaryLayer) -> Array:
-    """What a layer's sums are multiplied by, one number or one per unit."""
-    if isinstance(layer.scale, float):
-        return np.array(layer.scale)
-    if not (layer.scale > 0).all():
-        raise ValueError("a scale per unit must be positive to be packed, one of its units has zero")
-    return layer.scale.double().numpy()
-
-
 def _identity(units: int) -> tuple[Array, Array]:
     return np.ones(units, np.int32), np.zeros(units, np.int64)
 
@@ -537,23 +479,6 @@ def _multiples(terms: Iterable[Term], unit: float) -> tuple[int, ...]:
         0 < w < WIDEST and math.isclose(w, r, rel_tol=1e-7) for w, r in zip(whole, ratios, strict=True)
     )
     return whole if fits else ()
-
-
-def _window(module: Any, take: Literal["max", "sum"] = "max") -> Pool:
-    trailing = 1 if isinstance(module, nn.MaxPool1d | nn.AvgPool1d) else 2
-    size = _pair(module.kernel_size, trailing)
-    stride = _pair(module.stride or module.kernel_size, trailing)
-    plain = not any(_pair(module.padding, trailing, 0)) and not module.ceil_mode
-    whole = getattr(module, "divisor_override", None) is None
-    if not plain or not whole or _pair(getattr(module, "dilation", 1)) != (1, 1):
-        raise ValueError("pooling needs padding=0, dilation=1 and ceil_mode=False to be packed")
-    return Pool(take, size, stride)
-
-
-def _pair(size: Any, trailing: int = 2, row: int = 1) -> tuple[int, int]:
-    """Height and width; a signal has one row."""
-    sizes = (size,) * trailing if isinstance(size, int) else tuple(size)
-    return (row, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
 def _used(

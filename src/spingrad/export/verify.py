@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spingrad._files import write_atomically
 from spingrad.export.c import INPUT_TYPES, CSource, to_c
-from spingrad.export.fold import int8_weights
+from spingrad.export.layers import int8_weights
 from spingrad.export.onnx import DTYPES, to_onnx
 from spingrad.export.packed import PackedModel
 from spingrad.export.qonnx import to_qonnx
