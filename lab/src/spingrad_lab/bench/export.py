@@ -243,7 +243,7 @@ class Export(Experiment):
         name, quick = job["network"], job["quick"]
         with threads(1):
             if job["stage"] == "time":
-                return {"layers": to_json(measure(TIMED[name](), repeats=10 if quick else 100))}
+                return {"layers": to_json(measure(TIMED[name](), repeats=10 if quick else 30))}
             with seeded(0):
                 if name in CASES:
                     return graph_case(name, quick)
