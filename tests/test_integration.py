@@ -250,11 +250,17 @@ def test_the_readme_runs_as_it_is_written(tmp_path):
             "step 4: validation loss",
         ),
         ("lightning_two_optimizers", "--images 300 --epochs 1", "test accuracy 0."),
+        (
+            "spoken_digits",
+            "--recordings 300 --epochs 1 --channels 16",
+            "the C program: 0 classes that differ",
+        ),
     ],
 )
-def test_scripts_from_outside_run_at_a_small_size(data_folder, script, arguments, printed):
+def test_scripts_from_outside_run_at_a_small_size(data_folder, script, arguments, printed, tmp_path):
     command = [sys.executable, ROOT / f"examples/{script}.py", *arguments.split()]
-    assert printed in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert printed in run.stdout
 
 
 def test_the_page_shows_the_training_script_as_it_is():
