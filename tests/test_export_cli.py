@@ -5,7 +5,7 @@ from test_export import SIGN_NETWORKS, convolutional, images, made, mlp
 
 from spingrad.cli import main
 from spingrad.export import PackedModel, pack
-from spingrad.export.report import LayerReport, _chain, _in_floats, _in_int8, example
+from spingrad.export.report import LayerReport, _evaluated, _in_floats, _in_int8, example
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -70,17 +70,16 @@ def test_a_report_says_what_every_layer_gains(packed_file, capsys, one_thread):
 def test_the_report_times_the_same_network_in_torch(network):
     packed, x = pack(made(network)), images(20)
     pairs = zip(packed.stages, packed.flows[:-1], strict=True)
-    in_floats = _chain([_in_floats(stage, flow) for stage, flow in pairs])
-    np.testing.assert_array_equal(
-        in_floats(torch.from_numpy(x).float().view(-1, *packed.shape)), packed.scores(x)
-    )
+    functions = [_in_floats(stage, flow) for stage, flow in pairs]
+    found = _evaluated(functions, packed.reads, torch.from_numpy(x).float().view(-1, *packed.shape))
+    np.testing.assert_array_equal(found[-1], packed.scores(x))
 
 
 def test_the_report_times_the_same_network_in_int8():
     packed = pack(made(mlp), kind="spins")
     x = np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (20, 784))
-    in_int8 = _chain([_in_int8(stage) for stage in packed.stages])
-    np.testing.assert_array_equal(in_int8(torch.from_numpy(x)), packed.scores(x))
+    found = _evaluated([_in_int8(stage) for stage in packed.stages], packed.reads, torch.from_numpy(x))
+    np.testing.assert_array_equal(found[-1], packed.scores(x))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import (
@@ -214,6 +214,8 @@ class _Folding:
             return self._sum([self._term(part) for part in node.args])
         if node.target in JOINS:
             return self._join(node)
+        if node.target == "repeat":
+            return self._repeated(self._term(node.args[0]), node.args[1:])
         if node.target in PADS:
             arguments: Any = node.args[1:]
             options: Any = node.kwargs
@@ -301,6 +303,8 @@ class _Folding:
         """Integers of one unit, of which ``high`` stands for ``top``: the largest value, if not given."""
         term = self._as_numbers(term)
         unit = (top or term.largest or 1.0) / high
+        if top is None and term.slope.ndim == 0 and term.unit >= unit:
+            unit = term.unit / int(term.unit / unit)  # whole, so that nothing but the offset is rounded
         return self._plain(term.rounded(unit, -high if low is None else low, high), term, unit=unit)
 
     def _settled(self, term: Term) -> Term:
@@ -433,6 +437,16 @@ class _Folding:
         parts, *rest = node.args
         dim = rest[0] if rest else node.kwargs.get("dim", 0)
         terms = [self._term(part) for part in parts]  # type: ignore[union-attr]
+        return self._joined(terms, dim)
+
+    def _repeated(self, term: Term, times: Any) -> Term:
+        """``x.repeat(1, 2, 1, 1)``: the channels twice."""
+        count, *others = times[1:]
+        if times[0] != 1 or any(time != 1 for time in others):
+            raise ValueError(f"repeats {times}; only inputs or channels, dim=1, can be packed")
+        return term if count == 1 else self._joined([term] * count, 1)
+
+    def _joined(self, terms: Sequence[Term], dim: Any) -> Term:
         if dim != 1 and not (dim == -1 and len(terms[0].flow.shape) == 1):
             raise ValueError(f"joins along dim={dim}; only inputs or channels, dim=1, can be packed")
         terms = [self._settled(term) for term in terms]
@@ -471,7 +485,7 @@ def _layer(module: nn.Module) -> _Layer:
         weight = bits_of_spins(module.binary_weight.flatten(1).numpy().astype(np.int8))
         factor = _factor(module)
     else:
-        weight, factor = _int8(module.weight.detach().double().flatten(1).numpy())
+        weight, factor = int8_weights(module.weight)
     bias = np.zeros(()) if module.bias is None else module.bias.detach().double().numpy()
     if not np.isfinite(bias).all():
         raise ValueError("some of its biases are not finite")
@@ -488,12 +502,13 @@ def _layer(module: nn.Module) -> _Layer:
     return _Layer(Convolution(weight, module.in_channels, *geometry), factor, bias)
 
 
-def _int8(weight: Array) -> tuple[Array, Array]:
-    """Whole numbers from -127 to 127, and what one stands for, by unit."""
-    if not np.isfinite(weight).all():
+def int8_weights(weight: Tensor) -> tuple[Array, Array]:
+    """Whole numbers from -127 to 127, shape ``(units, fan-in)``, and what one stands for, by unit."""
+    real = weight.detach().cpu().double().flatten(1).numpy()
+    if not np.isfinite(real).all():
         raise ValueError("some of its weights are not finite")
-    factor = np.maximum(np.abs(weight).max(1), 1e-30) / 127
-    return np.round(weight / factor[:, None]).astype(np.int8), factor
+    factor = np.maximum(np.abs(real).max(1), 1e-30) / 127
+    return np.round(real / factor[:, None]).astype(np.int8), factor
 
 
 def _factor(layer: BinaryLayer) -> Array:

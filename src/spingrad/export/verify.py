@@ -4,6 +4,7 @@ Every function runs one of them and returns the sums of each layer and the class
 compares two of them. C needs gcc, ONNX needs onnxruntime, QONNX needs qonnx.
 """
 
+import copy
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from spingrad._files import write_atomically
 from spingrad.export.c import INPUT_TYPES, CSource, to_c
+from spingrad.export.fold import int8_weights
 from spingrad.export.onnx import DTYPES, to_onnx
 from spingrad.export.packed import PackedModel
 from spingrad.export.qonnx import to_qonnx
@@ -78,6 +80,18 @@ def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
         for hook in hooks:
             hook.remove()
     return Answers(found, scores.argmax(1).cpu().numpy())
+
+
+def with_int8(model: nn.Module) -> nn.Module:
+    """A copy whose real layers have the weights of the packed network: rounded to int8, unit by unit."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+            numbers, factor = int8_weights(layer.weight)
+            layer.weight.data = (
+                torch.from_numpy(numbers * factor[:, None]).to(layer.weight).view_as(layer.weight)
+            )
+    return model
 
 
 def from_packed(model: PackedModel, x: Array) -> Answers:

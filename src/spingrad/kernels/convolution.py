@@ -42,7 +42,7 @@ def xnor_convolution(
                 for start in range(0, len(offsets), 128):  # up to 1,024 differences are eight times a byte
                     stop = min(start + 128, len(offsets))
                     source, line = (begin, place) if start == 0 else (out, row)
-                    count_patch(
+                    count_patch(  # type: ignore[call-arg]
                         image, first, offsets, masks, weight, block, start, stop, source, line, out, row
                     )
             row += 1
