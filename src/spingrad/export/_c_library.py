@@ -148,6 +148,7 @@ static inline word get_word(const word *pointer) { return pgm_read_byte(pointer)
 #else
 GETTER(word)
 #endif
+static inline uint8_t get_uint8_t(const uint8_t *pointer) { return pgm_read_byte(pointer); }
 static inline int8_t get_int8_t(const int8_t *pointer) { return (int8_t)pgm_read_byte(pointer); }
 GETTER(i16)
 GETTER(i32)
