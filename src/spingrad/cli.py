@@ -130,7 +130,7 @@ def _add_emulate(actions: Any) -> None:
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="convert a trained network to packed bits, C, ONNX or QONNX, or report its size and time",
+        help="convert a trained network to packed bits, C, Arduino, ONNX or QONNX, or report on it",
         description="Converts a packed network (spingrad.export.pack(model).save(path)), or with --model the "
         "safetensors checkpoint of a torch network. --report measures every layer against torch. Needs: "
         'pip install "spingrad[export]", and for --to onnx or qonnx "spingrad[export,onnx]"',
@@ -138,8 +138,21 @@ def _add_export(commands: Any) -> None:
     export.add_argument(
         "checkpoint", nargs="?", type=input_file, metavar="CHECKPOINT", help="a safetensors file"
     )
-    export.add_argument("--to", choices=["packed", "c", "onnx", "qonnx"], help="the format to write")
-    export.add_argument("--out", type=Path, metavar="PATH", help="file to write; for C without .c and .h")
+    export.add_argument(
+        "--to", choices=["packed", "c", "arduino", "onnx", "qonnx"], help="the format to write"
+    )
+    export.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="file to write; for C without .c and .h, for Arduino the folder of the library",
+    )
+    export.add_argument(
+        "--test-vectors",
+        type=whole(),
+        metavar="N",
+        help="with --to c: also write a program that checks N random inputs on the device",
+    )
     export.add_argument(
         "--report", action="store_true", help="print size, operations and time of every layer"
     )

@@ -68,6 +68,10 @@ SOURCE = """\
 #error "this network is too large for a chip whose int has 16 bits"
 #endif
 
+#if defined(__AVR__) && defined(__GNUC__)
+#pragma GCC optimize("O2") /* also where the Arduino IDE compiles for size: a third faster */
+#endif
+
 /* Define this macro before including this file to see the sums of every layer: sums holds the given number
    of units; in the layer's output the first is at index place, the others follow at distance stride. */
 #ifndef @NAME@_TRACE
@@ -144,6 +148,7 @@ static inline word get_word(const word *pointer) { return pgm_read_byte(pointer)
 #else
 GETTER(word)
 #endif
+static inline uint8_t get_uint8_t(const uint8_t *pointer) { return pgm_read_byte(pointer); }
 static inline int8_t get_int8_t(const int8_t *pointer) { return (int8_t)pgm_read_byte(pointer); }
 GETTER(i16)
 GETTER(i32)
@@ -176,8 +181,89 @@ typedef struct {
 
 """
 
+_DIFFERENCES = """\
+/* The number of bits that differ. Four words are added bit by bit, so that only one of four is counted. */
+static int differences(const word *in, @argument@const FLASH word *weight, int words)
+{
+    word ones = 0, twos = 0;
+    int fours = 0;
+    for (; words >= 4; words -= 4) {
+        const word a = DIFFER;
+        const word b = DIFFER;
+        const word c = DIFFER;
+        const word d = DIFFER;
+        const word sum = (word)(ones ^ a ^ b), two = (word)((ones & a) | ((ones ^ a) & b));
+        const word more = (word)((sum & c) | ((sum ^ c) & d));
+        ones = (word)(sum ^ c ^ d);
+        fours += count((word)((twos & two) | ((twos ^ two) & more)));
+        twos = (word)(twos ^ two ^ more);
+    }
+    fours = 4 * fours + 2 * count(twos) + count(ones);
+    for (; words > 0; words--)
+        fours += count(DIFFER);
+    return fours;
+}
+
+"""
+_TABLES = """\
+/* Sums of integers times spins, 32 inputs at a time: a table holds the 16 sums of four inputs, so that four
+   weights are a place in it. */
+static void @name@(const @T@ *in, const FLASH word *weight, int inputs, int units, i32 *sums)
+{
+    const int words = WORDS(inputs);
+    @table@ tables[8][16];
+    for (int unit = 0; unit < units; unit++)
+        sums[unit] = 0;
+    for (int start = 0; start < inputs; start += 32, weight += 32 / WORD_BITS) {
+        const FLASH word *row = weight;
+        const int left = WORDS(inputs - start), now = left < 32 / WORD_BITS ? left : 32 / WORD_BITS;
+        for (int part = 0; part < now * (WORD_BITS / 4); part++) {
+            @table@ *const table = tables[part];
+            @table@ twice[4], least = 0;
+            for (int k = 0; k < 4; k++) {
+                const int place = start + part * 4 + k;
+                const @table@ value = place < inputs ? (@table@)in[place] : 0;
+                least = (@table@)(least - value);
+                twice[k] = (@table@)(2 * value);
+            }
+            table[0] = least;
+            for (int k = 0, filled = 1; k < 4; k++, filled += filled)
+                for (int i = 0; i < filled; i++)
+                    table[filled + i] = (@table@)(table[i] + twice[k]);
+        }
+        for (int unit = 0; unit < units; unit++, row += words) {
+            const @table@ *table = tables[0];
+            @table_sum@ sum = 0;
+            for (int i = 0; i < now; i++) {
+                word bits = GET(word, row + i);
+                for (int part = 0; part < WORD_BITS / 4; part++, table += 16, bits = (word)(bits >> 4))
+                    sum = (@table_sum@)(sum + table[bits & (word)15]);
+            }
+            sums[unit] += sum;
+        }
+    }
+}
+
+"""
+
+
+def _differences(name: str, argument: str, differ: str) -> str:
+    text = _DIFFERENCES.replace("int differences", f"int {name}").replace("@argument@", argument)
+    return text.replace("DIFFER", f"(word)({differ})")
+
+
 # Name: the text of a function, and the functions that it calls. They are written in this order.
 FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sum_@T@": (
+        _TABLES.replace("@name@", "sum_@T@").replace("@table_sum@", "i32").replace("@table@", "i32"),
+        (),
+    ),
+    "sum_small_@T@": (
+        _TABLES.replace("@name@", "sum_small_@T@")
+        .replace("@table_sum@", "int")
+        .replace("@table@", "int16_t"),
+        (),
+    ),
     "get_bit": (
         """\
 static int get_bit(const word *bits, int place)
@@ -274,25 +360,23 @@ static void spins_of_input(const int8_t *input, int channels, int pixels, word *
         (),
     ),
     "sum_bits": (
-        """\
+        _differences("differences", "", "*in++ ^ GET(word, weight++)")
+        + """\
 /* Sums of spins: the number of inputs minus twice the number that differ from the weight. */
 static void sum_bits(const word *in, const FLASH word *weight, int inputs, int units, i32 *sums)
 {
     const int words = WORDS(inputs);
-    for (int unit = 0; unit < units; unit++) {
-        int differ = 0;
-        for (const word *bits = in; bits < in + words; bits++, weight++)
-            differ += count((word)(*bits ^ GET(word, weight)));
-        sums[unit] = inputs - 2 * differ;
-    }
+    for (int unit = 0; unit < units; unit++, weight += words)
+        sums[unit] = inputs - 2 * differences(in, weight, words);
 }
 
 """,
         ("count",),
     ),
     "sum_valid_bits": (
-        """\
-/* The same for a patch of which only the valid bits lie inside the image. */
+        _differences("valid_differences", "const word *valid, ", "(*in++ ^ GET(word, weight++)) & *valid++")
+        + """\
+/* Sums of spins in a patch of which only the valid bits lie inside the image. */
 static void sum_valid_bits(const word *in, const word *valid, const FLASH word *weight, int inputs, int units,
                            i32 *sums)
 {
@@ -300,12 +384,8 @@ static void sum_valid_bits(const word *in, const word *valid, const FLASH word *
     int inside = 0;
     for (int i = 0; i < words; i++)
         inside += count(valid[i]);
-    for (int unit = 0; unit < units; unit++) {
-        int differ = 0;
-        for (int i = 0; i < words; i++, weight++)
-            differ += count((word)((in[i] ^ GET(word, weight)) & valid[i]));
-        sums[unit] = inside - 2 * differ;
-    }
+    for (int unit = 0; unit < units; unit++, weight += words)
+        sums[unit] = inside - 2 * valid_differences(in, valid, weight, words);
 }
 
 """,
@@ -326,43 +406,6 @@ static void sum_whole_bits(const word *in, const FLASH int8_t *weight, int input
 
 """,
         ("get_bit",),
-    ),
-    "sum_@T@": (
-        """\
-/* Sums of integers times spins: a table holds the 16 sums of four inputs, so that four weights are one
-   place in it. */
-static void sum_@T@(const @T@ *in, const FLASH word *weight, int inputs, int units, i32 *sums)
-{
-    const int words = WORDS(inputs);
-    @table@ tables[WORD_BITS / 4][16];
-    for (int unit = 0; unit < units; unit++)
-        sums[unit] = 0;
-    for (int i = 0; i < words; i++, weight++) {
-        const FLASH word *row = weight;
-        for (int part = 0; part < WORD_BITS / 4; part++) {
-            @table@ *const table = tables[part];
-            table[0] = 0;
-            for (int k = 0; k < 4; k++) {
-                const int place = i * WORD_BITS + part * 4 + k;
-                const @table@ value = place < inputs ? (@table@)in[place] : 0;
-                for (int old = 0; old < 1 << k; old++) {
-                    table[old + (1 << k)] = (@table@)(table[old] + value);
-                    table[old] = (@table@)(table[old] - value);
-                }
-            }
-        }
-        for (int unit = 0; unit < units; unit++, row += words) {
-            word bits = GET(word, row);
-            @table_sum@ sum = 0;
-            for (int part = 0; part < WORD_BITS / 4; part++, bits = (word)(bits >> 4))
-                sum = (@table_sum@)(sum + tables[part][bits & (word)15]);
-            sums[unit] += sum;
-        }
-    }
-}
-
-""",
-        (),
     ),
     "sum_whole_@T@": (
         """\
@@ -721,8 +764,4 @@ def function(name: str) -> tuple[str, str, tuple[str, ...]]:
     stem, _, kind = name.rpartition("_")
     key = f"{stem}_@T@"
     text, calls = FUNCTIONS[key]
-    small = kind in ("u8", "i8")  # the sum of four inputs fits into 16 bits
-    types = {"@table_sum@": "int" if small else "i32", "@table@": "int16_t" if small else "i32"}
-    for mark, meant in {**types, "@T@": kind}.items():
-        text = text.replace(mark, meant)
-    return key, text, calls
+    return key, text.replace("@T@", kind), calls

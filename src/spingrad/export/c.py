@@ -228,8 +228,9 @@ class _Writer:
 
     def _write_linear(self, step: Step, stage: Linear, source: _Place, out: _Place) -> None:
         weight = self._weight(step, stage, source)
+        bound = self.model.flows[self.model.reads[step.head][0]].bound
         with self._chunks(len(stage.weight)) as units:
-            self._sum(stage, source.type, source.pointer, weight, units)
+            self._sum(stage, source.type, bound, source.pointer, weight, units)
             self._finish(step, out, units)
 
     def _write_convolution(
@@ -248,18 +249,22 @@ class _Writer:
             self._reserve(name, kind, stage.fan_in, turn, turn)
             if kind == "bits" and stage.fan_in % 32:
                 self._line(f"{name}[WORDS({stage.fan_in}) - 1] = 0;")
+        bound = self.model.flows[self.model.reads[step.head][0]].bound
         with self._pixels(out) as at, self._groups(stage.groups) as group:
             self._call(function, source.pointer, where, _times(group, channels), *at, *names)
             with self._chunks(each, _times(group, each)) as units:
-                self._sum(stage, kind, ", ".join(names), weight, units)
+                self._sum(stage, kind, bound, ", ".join(names), weight, units)
                 self._finish(step, out, units)
 
-    def _sum(self, stage: Product, kind: str, source: str, weight: str, units: str) -> None:
-        """The sums of units, starting with unit ``first``."""
+    def _sum(self, stage: Product, kind: str, bound: int, source: str, weight: str, units: str) -> None:
+        """The sums of units, starting with unit ``first``; inputs have a magnitude of at most ``bound``."""
         row = f"WORDS({stage.fan_in})" if is_binary(stage) else str(stage.fan_in)
-        name = f"{'sum' if is_binary(stage) else 'sum_whole'}_{kind}"
-        if "," in source:
-            name = "sum_valid_bits"
+        if not is_binary(stage):
+            name = f"sum_whole_{kind}"
+        elif kind == "bits":
+            name = "sum_valid_bits" if "," in source else "sum_bits"
+        else:  # the sum of a word's inputs fits into 16 bits, or not
+            name = f"sum_small_{kind}" if 32 * bound < 2**15 else f"sum_{kind}"
         self._call(name, source, f"{weight} + first * {row}", stage.fan_in, units, "sums")
 
     def _write_concat(self, step: Step, sources: Sequence[_Place], out: _Place) -> None:
@@ -466,7 +471,7 @@ class _Writer:
         elif not source.by_channel:
             weight = weight.reshape(units, source.shape[0], -1).swapaxes(1, 2)
         weight = weight.reshape(units, stage.fan_in)
-        self.longest += [2 * stage.fan_in, weight.size if weight.dtype == np.int8 else weight.size // 8]
+        self.longest += [2 * stage.fan_in, weight.size // 8 if is_binary(stage) else weight.size]
         name = f"weight_{step.head}"
         return self._bits(name, weight) if is_binary(stage) else self._array(name, weight)
 

@@ -25,25 +25,45 @@ def report(args: argparse.Namespace) -> list[str]:
 def convert(args: argparse.Namespace) -> list[str]:
     """Write the files; the lines say which and how large they are."""
     if args.checkpoint is None or args.to is None:
-        raise UsageError("give a CHECKPOINT and --to packed, c, onnx or qonnx; or --report")
+        raise UsageError("give a CHECKPOINT and --to packed, c, arduino, onnx or qonnx; or --report")
     model = read(args)
     out: Path = args.out or args.checkpoint.with_name(f"{args.checkpoint.stem}-{args.to}")
-    if args.to == "c":
-        from spingrad.export.c import to_c
-
-        source = to_c(model, out.name.replace("-", "_"))
-        if args.out is None:
-            for ending in ("h", "c"):
-                check_own(out.with_name(f"{source.name}.{ending}"), b"spingrad")
-        lines = [str(path) for path in source.save(out.parent)]
-        sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
-        return [*lines, f"{model.num_weights:,} weights; {sizes}, code not included"]
+    if args.test_vectors and args.to != "c":
+        raise UsageError(f"--test-vectors writes a test in C: use it with --to c, got --to {args.to}")
+    if args.to in ("c", "arduino"):
+        return _c(model, out, args)
     content = _content(model, args.to)
     path = out if out.suffix else out.with_name(out.name + {"packed": ".safetensors"}.get(args.to, ".onnx"))
     if args.out is None:
         check_own(path, b"spingrad")
     write_atomically(path, content)
     return [str(path), f"{model.num_weights:,} weights in {len(content):,} bytes"]
+
+
+def _c(model: PackedModel, out: Path, args: argparse.Namespace) -> list[str]:
+    """Write C files, with a test if asked, or an Arduino library."""
+    from spingrad.export.arduino import to_arduino
+    from spingrad.export.c import to_c
+    from spingrad.export.vectors import examples, to_test
+
+    name = out.name.replace("-", "_")
+    if args.to == "arduino":
+        library = to_arduino(model, name)
+        source, folder, files = library.source, out.with_name(name), library.files
+    else:
+        source, folder = to_c(model, name), out.parent
+        files = {f"{name}.h": source.header, f"{name}.c": source.source}
+        if args.test_vectors:
+            files[f"{name}_test.c"] = to_test(model, source, examples(model, args.test_vectors))
+    paths = [folder / file for file in files]
+    if args.out is None:
+        for path in paths:
+            check_own(path, b"spingrad")
+    for path, text in zip(paths, files.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
+    return [*map(str, paths), f"{model.num_weights:,} weights; {sizes}, code not included"]
 
 
 def read(args: argparse.Namespace) -> PackedModel:

@@ -206,10 +206,9 @@ class Pool:
         _check_pair("stride", self.stride, 1)
 
     def flow(self, flow: Flow) -> Flow:
-        if len(flow.shape) != 3 or flow.kind not in ("spins", "integers"):
+        if len(flow.shape) != 3:
             raise ValueError(
-                f"pooling needs the output (channels, height, width) of a layer, "
-                f"got {flow.kind} of shape {flow.shape}"
+                f"pooling needs images (channels, height, width), got {flow.kind} of shape {flow.shape}"
             )
         geometry = zip(flow.shape[1:], self.size, self.stride, strict=True)
         shape = flow.shape[0], *[(size - k) // s + 1 for size, k, s in geometry]

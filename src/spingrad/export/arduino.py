@@ -1,0 +1,110 @@
+"""A packed network as an Arduino library: the C files, and a sketch that classifies one example."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spingrad._files import write_atomically
+from spingrad._version import __version__
+from spingrad.export.c import INPUT_TYPES, CSource, to_c
+from spingrad.export.packed import PackedModel
+from spingrad.export.stages import Array
+from spingrad.export.vectors import examples, listed
+
+_PROPERTIES = """\
+name=@name@
+version=@version@
+author=spingrad
+maintainer=spingrad
+sentence=A neural network with weights of one bit.
+paragraph=@title@
+category=Data Processing
+url=https://pypi.org/project/spingrad/
+architectures=*
+includes=@name@.h
+"""
+_SKETCH = """\
+// Classifies one example and prints the class and the time it took, once per second.
+// Written by spingrad.
+
+#include <@name@.h>
+
+// In flash; replace it by your own data.
+static const @kind@ example[@NAME@_INPUTS] PROGMEM = {
+    @example@
+};
+static const int expected = @expected@;
+
+static @kind@ input[@NAME@_INPUTS];
+
+void setup()
+{
+  Serial.begin(9600);
+}
+
+void loop()
+{
+  memcpy_P(input, example, sizeof input);
+  const unsigned long start = micros();
+  const int found = @name@_class(input);
+  const unsigned long took = micros() - start;
+  Serial.print(F("class "));
+  Serial.print(found);
+  Serial.print(F(", expected "));
+  Serial.print(expected);
+  Serial.print(F(", microseconds "));
+  Serial.println(took);
+  delay(1000);
+}
+"""
+
+
+@dataclass(frozen=True)
+class ArduinoLibrary:
+    """An Arduino library.
+
+    Args:
+        source: The network in C.
+        files: Content by path inside the library's folder.
+    """
+
+    source: CSource
+    files: dict[str, str]
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the library into a folder; copy it to the ``libraries`` of your sketchbook, or zip it."""
+        paths = [Path(folder) / name for name in self.files]
+        for path, text in zip(paths, self.files.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+        return paths
+
+
+def to_arduino(model: PackedModel, name: str = "network", example: Array | None = None) -> ArduinoLibrary:
+    """A packed network as an Arduino library with an example sketch.
+
+    Args:
+        model: The network.
+        name: Name of the library, and prefix of its functions.
+        example: One input for the sketch; a random one if none is given.
+    """
+    source = to_c(model, name)
+    x = examples(model, 1) if example is None else example.reshape(1, -1)
+    fields = {
+        "name": name,
+        "NAME": name.upper(),
+        "version": __version__,
+        "title": source.source.splitlines()[0].strip("/* "),
+        "kind": INPUT_TYPES[model.kind],
+        "example": listed(x),
+        "expected": int(model.classes(x)[0]),
+    }
+    properties, sketch = _PROPERTIES, _SKETCH
+    for key, value in fields.items():
+        properties, sketch = (text.replace(f"@{key}@", str(value)) for text in (properties, sketch))
+    files = {
+        "library.properties": properties,
+        f"src/{name}.h": source.header,
+        f"src/{name}.c": source.source,
+        f"examples/{name}/{name}.ino": sketch,
+    }
+    return ArduinoLibrary(source, files)

@@ -1,0 +1,338 @@
+"""Runs a network on simulated chips: an Arduino Uno in simavr, Cortex-M and RISC-V in qemu.
+
+The program holds the network, the inputs, and a ``main`` that prints the class of every input and what it
+cost: cycles of timer 1 on AVR, instructions elsewhere. Under qemu one instruction takes a nanosecond of
+simulated time (``-icount shift=0``): RISC-V counts them in ``instret``, Cortex-M in ticks of SysTick.
+"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from spingrad.export.c import INPUT_TYPES, CSource, to_c
+from spingrad.export.packed import PackedModel
+from spingrad.export.stages import Array
+from spingrad.export.vectors import listed
+
+STRICT = "-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror"
+_AVR = """\
+#include <avr/interrupt.h>
+#include <avr/io.h>
+#include <avr/sleep.h>
+#define STACK_START (&__heap_start)
+extern uint8_t __heap_start;
+static volatile uint16_t overflows;
+ISR(TIMER1_OVF_vect) { overflows++; }
+static void print(char letter)
+{
+    while (!(UCSR0A & (1 << UDRE0)))
+        ;
+    UDR0 = (uint8_t)letter;
+}
+static void start(void)
+{
+    UCSR0B = 1 << TXEN0;
+    TCCR1B = 1;
+    TIMSK1 = 1;
+    sei();
+}
+static uint32_t now(void)
+{
+    cli();
+    const uint16_t low = TCNT1;
+    uint16_t high = overflows;
+    if ((TIFR1 & 1) && low < 32768)
+        high++;
+    sei();
+    return (uint32_t)high << 16 | low;
+}
+static void stop(void)
+{
+    cli();
+    sleep_enable();
+    sleep_cpu();
+}
+"""
+_ARM = """\
+#define STACK_START (&stack_start)
+extern uint8_t stack_start, stack_end, bss_start;
+int main(void);
+void reset(void);
+#define SYSTICK ((volatile uint32_t *)0xe000e010u)
+static int ask(int operation, const void *argument)
+{
+    register int r0 __asm__("r0") = operation;
+    register const void *r1 __asm__("r1") = argument;
+    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
+    return r0;
+}
+static void print(char letter) { ask(3, &letter); }
+static void start(void)
+{
+    SYSTICK[1] = 0xffffff;
+    SYSTICK[2] = 0;
+    SYSTICK[0] = 5;
+}
+static uint32_t now(void) { return 0xffffff - SYSTICK[2]; }
+static void stop(void) { ask(0x18, (const void *)0x20026); }
+void reset(void)
+{
+    for (uint8_t *byte = &bss_start; byte < &stack_start; byte++)
+        *byte = 0;
+    main();
+}
+__attribute__((section(".vectors"), used)) static const void *const vectors[] = {
+    (const void *)&stack_end, (const void *)reset};
+"""
+_RISCV = """\
+#define STACK_START (&stack_start)
+extern uint8_t stack_start, stack_end, bss_start;
+int main(void);
+void reset(void);
+static void print(char letter) { *(volatile uint8_t *)0x10000000u = (uint8_t)letter; }
+static void start(void) {}
+static uint32_t now(void)
+{
+    uint32_t count;
+    __asm__ volatile(".option arch, +zicsr\\ncsrr %0, minstret" : "=r"(count));
+    return count;
+}
+static void stop(void) { *(volatile uint32_t *)0x100000u = 0x5555; }
+void reset(void)
+{
+    for (uint8_t *byte = &bss_start; byte < &stack_start; byte++)
+        *byte = 0;
+    main();
+    for (;;)
+        ;
+}
+__asm__(".section .vectors\\n.globl first\\nfirst: la sp, stack_end\\nj reset\\n.text");
+"""
+_MAIN = """\
+#include "network.h"
+@chip@
+#if defined(__AVR__)
+#define PLACE __flash
+#else
+#define PLACE
+#endif
+static const PLACE @kind@ inputs[@count@][NETWORK_INPUTS] = {
+    @inputs@
+};
+static @kind@ input[NETWORK_INPUTS];
+
+static void print_number(uint32_t number, char last)
+{
+    char digits[10];
+    int count = 0;
+    do {
+        digits[count++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    while (count)
+        print(digits[--count]);
+    print(last);
+}
+
+int main(void)
+{
+    uint8_t top = 0;
+    for (volatile uint8_t *byte = STACK_START; byte < &top - 16; byte++)
+        *byte = 0xa5;
+    start();
+    for (int i = 0; i < @count@; i++) {
+        for (int k = 0; k < NETWORK_INPUTS; k++)
+            input[k] = inputs[i][k];
+        const uint32_t before = now();
+        const int found = network_class(input);
+        const uint32_t after = now();
+        print_number((uint32_t)found, ' ');
+        print_number(after - before, '\\n');
+    }
+    volatile uint8_t *byte = STACK_START;
+    while (byte < &top && *byte == 0xa5)
+        byte++;
+    print('s');
+    print_number((uint32_t)(&top - byte), '\\n');
+    stop();
+    return 0;
+}
+"""
+_LAYOUT = """\
+MEMORY { flash : ORIGIN = @flash_start@, LENGTH = @flash@  ram : ORIGIN = @ram_start@, LENGTH = @ram@ }
+SECTIONS {
+  .text : { KEEP(*(.vectors)) *(.text* .rodata* .srodata*) } > flash
+  .data : { *(.data* .sdata*) } > ram AT > flash
+  .bss (NOLOAD) : { bss_start = .; *(.bss* .sbss* COMMON) . = ALIGN(4); } > ram
+  stack_start = .;
+  stack_end = ORIGIN(ram) + LENGTH(ram);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip that can be simulated.
+
+    Args:
+        name: Of the chip, and of a board with it.
+        compile: The compiler and its options for this chip.
+        simulate: The simulator and its options; the program is the last argument.
+        flash, ram: Bytes of memory for a program.
+        unit: What a run costs: cycles, or instructions.
+        tick: How many of them one tick of the timer is.
+        start: C code that starts the chip, prints, and reads the timer.
+        layout: Addresses of flash and RAM; none where the compiler knows them.
+    """
+
+    name: str
+    compile: tuple[str, ...]
+    simulate: tuple[str, ...]
+    flash: int
+    ram: int
+    unit: str
+    tick: float
+    start: str
+    layout: tuple[str, str] | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """Programs that must be installed before this chip can be simulated."""
+        return [program for program in (self.compile[0], self.simulate[0]) if shutil.which(program) is None]
+
+
+class Run(NamedTuple):
+    """What a network did on a chip.
+
+    Args:
+        classes: The class of every input.
+        cost: Cycles or instructions for each.
+        flash: Bytes of the program, without the inputs that were stored with it.
+        ram: Bytes of the buffers, of one input, and of the deepest stack.
+    """
+
+    classes: Array
+    cost: Array
+    flash: int
+    ram: int
+
+
+_QEMU = "-nographic", "-monitor", "none", "-serial", "stdio", "-icount", "shift=0"
+_CORTEX = "-mthumb", "-nostartfiles", "--specs=nano.specs"
+_RV32 = "-mcmodel=medany", "-nostartfiles", "--specs=picolibc.specs"
+UNO = Chip(
+    "ATmega328P (Arduino Uno)",
+    ("avr-gcc", "-mmcu=atmega328p", "-std=gnu99"),
+    ("simavr", "-m", "atmega328p", "-f", "16000000"),
+    32_256,
+    2_048,
+    "cycles",
+    1,
+    _AVR,
+)
+CORTEX_M0 = Chip(
+    "Cortex-M0 (micro:bit)",
+    ("arm-none-eabi-gcc", "-mcpu=cortex-m0", *_CORTEX, "-std=gnu99"),
+    ("qemu-system-arm", "-machine", "microbit", *_QEMU, "-semihosting", "-kernel"),
+    256 * 1024,
+    16 * 1024,
+    "instructions",
+    62.5,  # ns, at 16 MHz
+    _ARM,
+    ("0x00000000", "0x20000000"),
+)
+CORTEX_M3 = Chip(
+    "Cortex-M3 (MPS2 AN385)",
+    ("arm-none-eabi-gcc", "-mcpu=cortex-m3", *_CORTEX, "-std=gnu99"),
+    ("qemu-system-arm", "-machine", "mps2-an385", *_QEMU, "-semihosting", "-kernel"),
+    4 * 1024 * 1024,
+    4 * 1024 * 1024,
+    "instructions",
+    40,  # ns, at 25 MHz
+    _ARM,
+    ("0x00000000", "0x20000000"),
+)
+RISCV = Chip(
+    "RISC-V RV32IMAC (qemu virt)",
+    ("riscv64-unknown-elf-gcc", "-march=rv32imac", "-mabi=ilp32", *_RV32, "-std=gnu99"),
+    ("qemu-system-riscv32", "-machine", "virt", "-bios", "none", *_QEMU, "-kernel"),
+    4 * 1024 * 1024,
+    4 * 1024 * 1024,
+    "instructions",
+    1,
+    _RISCV,
+    ("0x80000000", "0x80400000"),
+)
+CHIPS = UNO, CORTEX_M0, CORTEX_M3, RISCV
+
+
+def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O2",)) -> Run:
+    """Runs a network on a simulated chip, as many inputs at a time as fit into its flash.
+
+    Raises:
+        MemoryError: The network does not fit.
+    """
+    source = to_c(model)
+    x = x.reshape(len(x), -1)
+    with tempfile.TemporaryDirectory() as folder:
+        source.save(folder)
+        command = [*chip.compile, *flags, *STRICT, "-c", "network.c"]
+        subprocess.run(command, cwd=folder, check=True)
+        first = _run_some(chip, source, model.kind, x[:1], Path(folder), flags)
+        parts, free = [first], chip.flash - first.flash
+        at_once = min(free // x.shape[1], 200)
+        if at_once < 1 or first.ram > chip.ram:
+            raise MemoryError(
+                f"{chip.name} has {chip.flash:,} bytes of flash and {chip.ram:,} of RAM; this program with "
+                f"one input takes {first.flash + x.shape[1]:,} and {first.ram:,}"
+            )
+        for start in range(1, len(x), at_once):
+            some = x[start : start + at_once]
+            parts.append(_run_some(chip, source, model.kind, some, Path(folder), flags))
+    classes, cost = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:2])
+    return Run(classes, cost, first.flash, max(part.ram for part in parts))
+
+
+def _run_some(chip: Chip, source: CSource, kind: str, x: Array, folder: Path, flags: Sequence[str]) -> Run:
+    fields = {"chip": chip.start, "kind": INPUT_TYPES[kind], "count": str(len(x)), "inputs": listed(x)}
+    main = _MAIN
+    for name, value in fields.items():
+        main = main.replace(f"@{name}@", value)
+    (folder / "main.c").write_text(main)
+    command = [*chip.compile, *flags, "main.c", "network.o", "-o", "program"]
+    if chip.layout:
+        layout = _LAYOUT
+        places = dict(zip(("flash_start", "ram_start"), chip.layout, strict=True))
+        for name, value in {**places, "flash": str(chip.flash), "ram": str(chip.ram)}.items():
+            layout = layout.replace(f"@{name}@", value)
+        (folder / "layout.ld").write_text(layout)
+        command += ["-T", "layout.ld"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise MemoryError(f"{chip.name}: {done.stderr.strip()[-500:]}")
+    size = subprocess.run(
+        [chip.compile[0].replace("gcc", "size"), "program"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text, data, bss = (int(word) for word in size.stdout.splitlines()[1].split()[:3])
+    out = subprocess.run(
+        [*chip.simulate, "program"], cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, timeout=600
+    )
+    said = (out.stdout + out.stderr).decode(errors="replace")
+    found = re.findall(r"(\d+) (\d+)[.\s]*\n", said)
+    stack = re.search(r"s(\d+)[.\s]*\n", said)
+    if len(found) != len(x) or stack is None:
+        raise RuntimeError(f"{chip.name}: expected {len(x)} answers, got {said[-500:]!r}")
+    classes, ticks = np.array(found, np.int64).T
+    flash = text + data - x.nbytes
+    return Run(classes, (ticks * chip.tick).astype(np.int64), flash, data + bss + int(stack[1]))
