@@ -28,7 +28,7 @@ SCALE = 1 / 64  # a power of two: torch's sums are then exact, so that even ties
 
 
 def network() -> nn.Sequential:
-    """196-256-320-10 with sign activations and without BatchNorm; the first layer reads averages of pixels."""
+    """196-256-320-10 with sign activations; the first layer reads averages of pixels."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         nn.AvgPool2d(2),

@@ -152,7 +152,7 @@ def test_test_vectors_notice_one_wrong_weight(tmp_path):
     subprocess.run(build, cwd=tmp_path, check=True)
     assert subprocess.run([tmp_path / "net_test"]).returncode == 0
 
-    place = source.source.index("0x", source.source.index("weight_1")) + 2
+    place = source.source.index("0x", source.source.index("weight_")) + 2
     digit = f"{int(source.source[place], 16) ^ 1:x}"
     (tmp_path / "net.c").write_text(source.source[:place] + digit + source.source[place + 1 :])
     subprocess.run(build, cwd=tmp_path, check=True)
