@@ -1,6 +1,6 @@
 """The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
 
-``plain``, ``minimum`` and ``newest`` make an environment of their own; the others run in that of nox.
+``plain``, ``fpga``, ``minimum`` and ``newest`` make environments of their own; the others run in that of nox.
 """
 
 import os
@@ -14,6 +14,7 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
 
 PINNED = ("-c", ".ci/constraints.txt")
+PINNED_FPGA = ("-c", ".ci/constraints-fpga.txt")
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
 NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
 PARALLEL = ("-n2", "--dist=loadfile")  # two processes of one thread each
@@ -60,6 +61,18 @@ def plain(session: nox.Session) -> None:
     session.run("python", "-c", _first_example("README.md"), silent=True)
     session.run("spingrad", "--help", silent=True)
     _test_without_extras(session)
+
+
+@nox.session
+def fpga(session: nox.Session) -> None:
+    """QONNX files in hls4ml and FINN+; by hand ``nox -s fpga -- -m long`` for trained networks."""
+    session.install(*PINNED_FPGA, "torch")  # first: a build without CUDA packages where there is one
+    session.install(*PINNED_FPGA, *NO_EXTRAS, "safetensors", "hls4ml", "qonnx", "rich", "scipy")
+    # Without its requirements: one of them, Brevitas, needs an older setuptools than torch does.
+    session.install(*PINNED_FPGA, "--no-deps", "finn-plus")
+    refuse_cuda(session)
+    chosen = session.posargs or ["-m", "slow", "-n2"]
+    session.run("pytest", "tests/test_fpga.py", *chosen, env=ONE_THREAD)
 
 
 @nox.session(python="3.11", default=False)

@@ -58,3 +58,14 @@ def test_qonnx_says_which_tensors_are_bipolar():
     for tensor in ("weight_of_sums_0", "weight_of_sums_1", "stage_1", "stage_3"):
         assert model.get_tensor_datatype(tensor).name == "BIPOLAR"
     assert model.get_tensor_shape("sums_1") == [1, 70]
+
+
+@pytest.mark.parametrize("network", SIGN_NETWORKS[:3], ids=lambda n: n.__name__)
+def test_qonnx_has_no_operator_that_fpga_tools_refuse(network):
+    graph = to_qonnx(pack(made(network))).graph
+    assert [output.name for output in graph.output] == ["scores"]
+    accepted = {"BipolarQuant", "MatMul", "Conv", "Sub", "MaxPool", "Flatten"}
+    assert {node.op_type for node in graph.node} <= accepted
+    for node in graph.node:
+        if node.op_type in ("Conv", "MaxPool"):
+            assert {"pads", "strides", "kernel_shape"} <= {attribute.name for attribute in node.attribute}

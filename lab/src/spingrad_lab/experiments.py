@@ -17,7 +17,17 @@ from spingrad_lab.bench import (
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
-from spingrad_lab.beyond import annealers, bits, directions, images, mnist_methods, networks, regimes, step
+from spingrad_lab.beyond import (
+    annealers,
+    bits,
+    directions,
+    images,
+    lfc,
+    mnist_methods,
+    networks,
+    regimes,
+    step,
+)
 from spingrad_lab.paper import (
     digits,
     direction,
@@ -69,6 +79,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cifar": networks.PHOTOGRAPHS,
     "transformer": networks.TRANSFORMER,
     "spoken-digits": networks.SPOKEN_DIGITS,
+    "lfc": lfc.LFC(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 

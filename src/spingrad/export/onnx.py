@@ -81,15 +81,12 @@ class Graph:
                 names.append(self._several(stage, reads, inputs, place))
             else:
                 names.append(self._other(stage, inputs[0], place))
-        x = names[-1]
-        self.cast(x, "int32", "scores")
-        self.node("ArgMax", [x], "classes", axis=1, keepdims=0)
-        classes = self.model.flows[-1].shape[0]
+        outputs = self.outputs(names[-1], batch)
         graph = helper.make_graph(
             self.nodes,
             "spingrad",
-            [_tensor("input", dtype, (batch, *self.model.shape))],
-            [_tensor("scores", np.int32, (batch, classes)), _tensor("classes", np.int64, (batch,))],
+            [tensor("input", dtype, (batch, *self.model.shape))],
+            outputs,
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
         opsets = [helper.make_opsetid(domain, version) for domain, version in self.imports.items()]
@@ -97,6 +94,13 @@ class Graph:
         if set(self.imports) == {""}:
             checker.check_model(made, full_check=True)
         return made
+
+    def outputs(self, last: str, batch: int | str) -> list[Any]:
+        """Scores and classes from the output of the last stage."""
+        self.cast(last, "int32", "scores")
+        self.node("ArgMax", [last], "classes", axis=1, keepdims=0)
+        classes = self.model.flows[-1].shape[0]
+        return [tensor("scores", np.int32, (batch, classes)), tensor("classes", np.int64, (batch,))]
 
     def node(self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any) -> str:
         from onnx import helper
@@ -145,14 +149,16 @@ class Graph:
             case Flatten():
                 return self.node("Flatten", [x], output, axis=1)
             case Pool(take="max"):
-                return self.node("MaxPool", [x], output, kernel_shape=stage.size, strides=stage.stride)
+                return self.node("MaxPool", [x], output, **_window(stage))
             case Pool():  # a convolution with ones, since ONNX's average would round
                 channels, *image = self._before(place).shape
                 if tuple(image) == stage.size:  # also in float64, which onnxruntime does not convolve
                     axes = self.constant(f"{output}_axes", [2, 3], np.int64)
                     return self.node("ReduceSum", [x, axes], output, keepdims=1)
                 ones = self.constant(f"{output}_ones", np.ones((channels, 1, *stage.size)))
-                return self.node("Conv", [x, ones], output, strides=stage.stride, group=channels)
+                return self.node(
+                    "Conv", [x, ones], output, **_window(stage), dilations=(1, 1), group=channels
+                )
             case Threshold():
                 return self._threshold(stage, x, place)
             case Rescale():
@@ -167,9 +173,10 @@ class Graph:
         output = f"stage_{place}"
         if stage.thresholds is not None and stage.directions is not None:
             shape, dtype = self._along(place), _float(self._before(place))
-            way = self.constant(f"{output}_directions", stage.directions.reshape(shape), dtype)
             limit = self.constant(f"{output}_thresholds", stage.thresholds.reshape(shape), dtype)
-            x = self.node("Mul", [x, way], f"{output}_directed")
+            if (stage.directions < 0).any():
+                way = self.constant(f"{output}_directions", stage.directions.reshape(shape), dtype)
+                x = self.node("Mul", [x, way], f"{output}_directed")
             x = self.node("Sub", [x, limit], f"{output}_above")
             x = self.cast(x, "float32", f"{output}_single") if dtype == np.float64 else x
         elif _float(self._before(place)) == np.float64:
@@ -230,7 +237,12 @@ def _float(flow: Flow) -> Any:
     return np.float32 if flow.bound < EXACT else np.float64
 
 
-def _tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Any:
+def _window(pool: Pool) -> dict[str, Any]:
+    """Attributes of a pooling operator, also those with a default: FPGA tools read them."""
+    return {"kernel_shape": pool.size, "strides": pool.stride, "pads": (0, 0, 0, 0)}
+
+
+def tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Any:
     from onnx import helper
 
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)

@@ -20,7 +20,7 @@ from spingrad.export.c import INPUT_TYPES, CSource, to_c
 from spingrad.export.layers import int8_weights
 from spingrad.export.onnx import DTYPES, to_onnx
 from spingrad.export.packed import PackedModel
-from spingrad.export.qonnx import to_qonnx
+from spingrad.export.qonnx import layer_sums, to_qonnx
 from spingrad.export.stages import PRODUCTS, Array
 from spingrad.nn.linear import BinaryLayer
 
@@ -149,7 +149,7 @@ def from_qonnx(model: PackedModel, x: Array) -> Answers:
     wrapped = ModelWrapper(to_qonnx(model, batch=len(x))).transform(InferShapes())
     inputs = {"input": x.astype(np.float32).reshape(-1, *model.shape)}
     found = execute_onnx(wrapped, inputs, return_full_exec_context=True)
-    return Answers([found[f"sums_{layer}"] for layer in range(len(model.products))], found["classes"])
+    return Answers(layer_sums(model, found), found["scores"].argmax(1))
 
 
 def _shapes(model: PackedModel) -> list[tuple[int, ...]]:

@@ -192,7 +192,15 @@ def graph_case(name: str, quick: bool) -> dict[str, Any]:
     rows = held.numpy()
     calibration = None if case.exact else x[:500].numpy()
     packed = pack(model, tuple(x.shape[1:]), scale=case.scale, shift=case.shift, calibration=calibration)
-    return compare(model, packed, rows, real, labels, case.scale, case.exact)
+    if case.exact:
+        return compare(model, packed, rows, real, labels, case.scale)
+    rounded = verify.with_int8(model)
+    result = compare(rounded, packed, rows, real, labels, case.scale, exact=False)
+    with torch.no_grad():
+        kept = torch.cat([model(real(part)).argmax(1) for part in np.array_split(rows, 10)])
+    result["torch"] = {"correct": int((kept == labels).sum())}
+    result["changed_by_int8"] = int((torch.from_numpy(packed.classes(rows)) != kept).sum())
+    return result
 
 
 def images_case(name: str, quick: bool) -> dict[str, Any]:
