@@ -176,6 +176,7 @@ PLACES: dict[str, Print] = {
     "ray-farm": _table("bench/ray-farm"),
     "export-bytes": _table("bench/export", column="packed file"),
     "export-times": _table("bench/export", column="× int8"),
+    "lfc": _table("lfc"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }
