@@ -67,7 +67,9 @@ def plain(session: nox.Session) -> None:
 def fpga(session: nox.Session) -> None:
     """QONNX files in hls4ml and FINN+; by hand ``nox -s fpga -- -m long`` for trained networks."""
     session.install(*PINNED_FPGA, "torch")  # first: a build without CUDA packages where there is one
-    session.install(*PINNED_FPGA, *NO_EXTRAS, "safetensors", "hls4ml", "qonnx", "rich", "scipy")
+    session.install(
+        *PINNED_FPGA, *NO_EXTRAS, "safetensors", "hls4ml", "qonnx", "rich", "scipy", "pydantic", "psutil"
+    )
     # Without its requirements: one of them, Brevitas, needs an older setuptools than torch does.
     session.install(*PINNED_FPGA, "--no-deps", "finn-plus")
     refuse_cuda(session)

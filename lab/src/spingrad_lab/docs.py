@@ -177,6 +177,7 @@ PLACES: dict[str, Print] = {
     "export-same": _table("bench/export", column="torch accuracy"),
     "export-bytes": _table("bench/export", column="packed file"),
     "export-times": _table("bench/export", column="× int8"),
+    "lfc": _table("lfc"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }
