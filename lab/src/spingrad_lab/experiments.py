@@ -1,6 +1,7 @@
 """Every experiment and benchmark by its name on the command line."""
 
 from spingrad_lab.bench import (
+    devices,
     elastic,
     endurance,
     export,
@@ -86,6 +87,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 BENCHMARKS: dict[str, Experiment] = {
     "step": step_bench.Step(),
     "solvers": solvers.Solvers(),
+    "devices": devices.Devices(),
     "growth": growth.Growth(),
     "memory": memory.Memory(),
     "endurance": endurance.Endurance(),
