@@ -37,6 +37,30 @@ def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
         bqm = problem.to_bqm(unit)
         assert list(bqm.variables) == list(range(n))
         torch.testing.assert_close(torch.from_numpy(bqm.energies(every.numpy())), expected)
+        bits = (every + 1) / 2
+        linear, quadratic, offset = problem.to_qubo(unit)
+        torch.testing.assert_close(bits @ linear + ((bits @ quadratic) * bits).sum(1) + offset, expected)
+
+
+def test_a_whole_layer_is_one_model_of_units_that_nothing_joins():
+    problem = random_problem(4, 5, 3, seed=0, dtype=torch.float64)
+    G = torch.randint(2, (5, 3), generator=torch.manual_seed(0)) * 2.0 - 1
+    model = problem.to_bqm()
+    sample = {(unit, i): int(G[i, unit]) for unit in range(3) for i in range(5)}
+    assert model.energy(sample) == pytest.approx(float(problem.energy(G.double()).sum()))
+    assert all(first[0] == second[0] for first, second in model.quadratic)
+    for whole, name in ((problem.to_ising(), "to_ising"), (problem.to_qubo(), "to_qubo")):
+        for unit in range(3):
+            linear, quadratic, offset = getattr(problem, name)(unit)
+            torch.testing.assert_close(
+                (whole[0][:, unit], whole[1], whole[2][unit]), (linear, quadratic, offset)
+            )
+
+
+def test_a_layer_that_is_too_large_for_one_model_is_refused():
+    problem = random_problem(2, 400, 700, seed=0)
+    with pytest.raises(ValueError, match=r"700 units .* problem.units\(0, 8\).to_bqm\(\)"):
+        problem.to_bqm()
 
 
 def test_energies_of_1000_random_problems_are_those_of_the_least_squares_form():

@@ -5,13 +5,14 @@ from types import MappingProxyType
 import dimod
 import pytest
 import torch
-from dwave.samplers import SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
+from dwave.samplers import RandomSampler, SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
 from helpers import random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spingrad import BinaryQuadratic, Bits
 from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.nn.sign import spins_of
 from spingrad.rows import DenseRows
 from spingrad.solvers import (
     BlockDescentSolver,
@@ -344,3 +345,52 @@ def test_derived_seeds_differ_by_place_and_never_change():
     assert len(places) == 1000
     assert derive_seed(0, 0) == 1484405855
     assert all(0 <= seed < 2**31 for seed in places)
+
+
+STARTS = [BlockDescentSolver(), BlockDescentSolver(num_sweeps=1, num_reads=1), ExactSolver()]
+
+
+@pytest.mark.parametrize("solver", STARTS, ids=["default", "one sweep", "exact"])
+def test_a_start_at_the_optimum_is_kept(solver):
+    problem = random_problem(30, 20, 4, seed=1)
+    best = ExactSolver().solve(problem)
+    assert best.info["proved"].all()
+    found = solver.solve(problem, initial=best.spins)
+    torch.testing.assert_close(found.energy, best.energy)
+
+
+def test_wide_layers_begin_at_the_start():
+    problem = random_problem(40, 300, 8, seed=2)
+    start = spins_of(problem.H)
+    cold, warm = (BlockDescentSolver(num_sweeps=s).solve(problem, initial=start) for s in (1, 20))
+    assert (warm.energy <= cold.energy + 1e-4).all()
+    assert (cold.energy < problem.energy(start)).all()
+
+
+def test_annealers_get_the_start_of_each_unit():
+    class Echo:
+        """Returns the start."""
+
+        parameters = MappingProxyType({"initial_states": []})
+
+        def sample(self, bqm, initial_states):
+            rows, labels = initial_states
+            return dimod.SampleSet.from_samples_bqm((rows, labels), bqm)
+
+    problem = random_problem(6, 5, 3, seed=3)
+    start = torch.randint(2, (5, 3), generator=torch.manual_seed(0)) * 2.0 - 1
+    assert torch.equal(DimodSolver(Echo()).solve(problem, initial=start).spins, start)
+    for sampler in (SimulatedAnnealingSampler(), TabuSampler()):
+        options = {"timeout": 1} if isinstance(sampler, TabuSampler) else {"num_sweeps": 1}
+        assert DimodSolver(sampler, **options).solve(problem, initial=start).spins.shape == start.shape
+
+
+def test_wrong_starts_are_explained():
+    problem = random_problem(6, 5, 3, seed=3)
+    start = torch.ones(5, 3)
+    with pytest.raises(ValueError, match=r"spins of shape \(5, 3\), like H; got \(3, 5\)"):
+        BlockDescentSolver().solve(problem, initial=start.T)
+    with pytest.raises(ValueError, match="-1 or \\+1; got other values"):
+        ExactSolver().solve(problem, initial=0 * start)
+    with pytest.raises(ValueError, match="RandomSampler takes no start"):
+        DimodSolver(RandomSampler()).solve(problem, initial=start)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import dimod
 
 
+MOST_COUPLINGS = 50_000_000  # of a dimod model: some gigabytes
+
+
 @dataclass(frozen=True, eq=False)
 class BinaryQuadratic:
     """Spins ``G`` in {-1, +1} that minimize ``‖Z G‖² - 2⟨H, G⟩ + offset``, each column on its own.
@@ -105,19 +108,68 @@ class BinaryQuadratic:
             R = torch.linalg.qr(torch.cat([R, chunk]), mode="r")[1]
         return replace(self, rows=DenseRows(R))
 
-    def to_ising(self, unit: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Biases ``h``, upper-triangular couplings ``J`` and offset of one unit."""
-        check_whole("unit", unit, 0, self.num_units - 1)
-        gram = self.rows.gram()
-        offset = gram.trace() + self.offset[unit]  # g² = 1 turns the diagonal into a constant
-        return -2 * self.H[:, unit], 2 * gram.triu(1), offset
+    def to_ising(self, unit: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Biases ``h``, upper-triangular couplings ``J`` and offset.
 
-    def to_bqm(self, unit: int) -> "dimod.BinaryQuadraticModel":
-        """One unit as a dimod model over the spin variables ``0 … n-1``, in double precision."""
+        Of one unit, with the shapes ``(n,)``, ``(n, n)`` and ``()``; or of all, with ``(n, m)``, ``(n, n)``
+        and ``(m,)``: the units share their couplings.
+        """
+        own = self._chosen(unit)
+        gram = self.rows.gram()
+        offset = gram.trace() + self.offset[own]  # g² = 1 turns the diagonal into a constant
+        return -2 * self.H[:, own], 2 * gram.triu(1), offset
+
+    def to_qubo(self, unit: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Linear terms, upper-triangular quadratic terms and offset over bits: 0 for a spin of -1, 1 for +1.
+
+        Shapes are those of :meth:`to_ising`.
+
+        Example:
+            >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
+            >>> linear, quadratic, offset = problem.to_qubo(0)
+            >>> bits = torch.tensor([1.0, 0.0])
+            >>> linear @ bits + bits @ quadratic @ bits + offset  # the energy of the spins +1, -1
+            tensor(4.2500)
+        """
+        h, J, offset = self.to_ising(unit)
+        both = (J + J.T).sum(1)
+        linear = 2 * (h - (both if unit is not None else both[:, None]))
+        return linear, 4 * J, offset + J.sum() - h.sum(0)
+
+    def to_bqm(self, unit: int | None = None) -> "dimod.BinaryQuadraticModel":
+        """A dimod model over spins, in double precision.
+
+        Of one unit, over the variables ``0 … n-1``; or of the whole layer, over the variables
+        ``(unit, input)``: no term joins two units.
+
+        Raises:
+            ValueError: The whole layer has more than 50 million couplings.
+        """
         import dimod
 
         h, J, offset = (t.cpu().numpy() for t in self.double().to_ising(unit))
-        return dimod.BinaryQuadraticModel(h, J, float(offset), dimod.SPIN)
+        if unit is not None:
+            return dimod.BinaryQuadraticModel(h, J, float(offset), dimod.SPIN)
+        (n, m), (first, second) = self.H.shape, J.nonzero()
+        if len(first) * m > MOST_COUPLINGS:
+            raise ValueError(
+                f"a model of {m} units of {n} inputs has {len(first) * m:,} couplings, of at most "
+                f"{MOST_COUPLINGS:,}; take some units: problem.units(0, 8).to_bqm()"
+            )
+        model = dimod.BinaryQuadraticModel(dimod.SPIN)
+        for own in range(m):
+            labels = [(own, i) for i in range(n)]
+            model.add_linear_from(zip(labels, h[:, own], strict=True))
+            pairs = zip(first, second, J[first, second], strict=True)
+            model.add_quadratic_from((labels[i], labels[j], value) for i, j, value in pairs)
+        model.offset = float(offset.sum())
+        return model
+
+    def _chosen(self, unit: int | None) -> "int | slice":
+        if unit is None:
+            return slice(None)
+        check_whole("unit", unit, 0, self.num_units - 1)
+        return unit
 
     def lower_bound(self, *, tolerance: float = 1e-6, max_iterations: int = 2000) -> Tensor:  # (m,)
         """An energy that no spins of each unit can go below, in double precision.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -69,9 +69,15 @@ class Solver(ABC):
         ...         return Solution(problem, torch.ones_like(problem.H))
     """
 
+    keeps_starts: ClassVar[bool] = False
+    """Whether ``solve(problem, initial=spins)`` promises energies no higher than those of the start."""
+
     @abstractmethod
     def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
-        """Solve every unit of one problem. Equal seeds give equal answers."""
+        """Solve every unit of one problem. Equal seeds give equal answers.
+
+        Solvers that can begin at given spins take them as ``initial``, shape ``(n, m)``.
+        """
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         """Solve the problems of one step; each gets a seed of its own."""
@@ -87,6 +93,16 @@ class Solver(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
         return f"{type(self).__name__}({settings})"
+
+
+def checked_start(problem: BinaryQuadratic, initial: Tensor) -> Tensor:  # (n, m)
+    """A copy of spins to begin at, in the dtype and on the device of the problem."""
+    if not isinstance(initial, Tensor) or initial.shape != problem.H.shape:
+        found = tuple(initial.shape) if isinstance(initial, Tensor) else type(initial).__name__
+        raise ValueError(f"initial holds spins of shape {tuple(problem.H.shape)}, like H; got {found}")
+    if not bool((initial.abs() == 1).all()):
+        raise ValueError("initial holds spins, -1 or +1; got other values (torch.where(x >= 0, 1.0, -1.0)?)")
+    return initial.to(problem.H, copy=True)
 
 
 def derive_seed(*keys: int) -> int:

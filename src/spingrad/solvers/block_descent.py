@@ -9,7 +9,7 @@ from spingrad._memory import Pool
 from spingrad._numbers import check_whole
 from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, flip_, has_kernel
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver
+from spingrad.solvers.base import Solution, Solver, checked_start
 
 SMALL_FAN_IN = 32
 FEW_ROWS = 64  # up to here one sweep spin by spin is as fast as one by large blocks
@@ -47,6 +47,8 @@ class BlockDescentSolver(Solver):
                 [-1.]])
     """
 
+    keeps_starts = True
+
     def __init__(
         self,
         num_sweeps: int | None = None,
@@ -71,11 +73,19 @@ class BlockDescentSolver(Solver):
         """Many restarts, for layers of up to 64 inputs: slower, with energies at or close to the optimum."""
         return cls(num_sweeps=8, num_reads=64)
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit. From ``initial``, shape ``(n, m)``, sweeps only flip what lowers the energy.
+
+        With several reads the start is one of them, in place of random spins.
+        """
         sweeps, reads = self._effort(problem)
+        start = None if initial is None else checked_start(problem, initial).T.contiguous()
         small = problem.compressed() if _compression_pays(problem, sweeps * reads) else problem
         if reads > 1:
-            return Solution(problem, self._best_of(small, reads, sweeps, seed).T)
+            return Solution(problem, self._best_of(small, reads, sweeps, seed, start).T)
+        if start is not None:
+            self._descend(small, small.H.T, start, sweeps, start @ small.rows.dense().T)
+            return Solution(problem, start.T)
         H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
         G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
         block = self._block_size(small, sweeps)
@@ -106,12 +116,16 @@ class BlockDescentSolver(Solver):
             return 32
         return 16 * -(-n // 48)  # larger is faster, and as good with many rows; whole vector registers
 
-    def _best_of(self, problem: BinaryQuadratic, reads: int, sweeps: int, seed: int) -> Tensor:  # (m, n)
+    def _best_of(
+        self, problem: BinaryQuadratic, reads: int, sweeps: int, seed: int, start: Tensor | None
+    ) -> Tensor:  # (m, n)
         """The best of several starts for every unit; restarts are more units, so one descent takes all."""
         n, m = problem.H.shape
         generator = torch.Generator().manual_seed(seed)
         random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
         G = torch.cat([problem.H.new_zeros(m, n), random.to(problem.H)])
+        if start is not None:
+            G[m : 2 * m] = start
         H, Z = problem.H.T.repeat(reads, 1), problem.rows.dense()
         self._descend(problem, H, G, sweeps, G @ Z.T)
         energy = (G @ Z.T).square().sum(1) - 2 * (H * G).sum(1)

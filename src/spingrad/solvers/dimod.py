@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers._openjij import OpenJijSampler, is_openjij
-from spingrad.solvers.base import Info, Solution, Solver, derive_seed
+from spingrad.solvers.base import Info, Solution, Solver, checked_start, derive_seed
 
 if TYPE_CHECKING:
     import dimod
@@ -50,10 +50,21 @@ class DimodSolver(Solver):
         self.keep_samples = keep_samples
         self.sample_kwargs = sample_kwargs
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit, one call of the sampler each.
+
+        Args:
+            problem: The problem.
+            initial: Spins to begin at, shape ``(n, m)``, for a sampler that takes ``initial_states``
+                (simulated annealing, tabu) or ``initial_state`` (a QPU, which anneals backwards from there
+                with the ``anneal_schedule`` given to this solver). The best sample can be worse than the
+                start.
+            seed: For samplers that have one.
+        """
         import dimod
 
         double = problem.double()
+        starts = None if initial is None else self._starts(checked_start(problem, initial))
         gram = double.rows.gram().cpu().numpy()
         couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
         biases = (-2 * double.H).T.cpu().numpy()
@@ -64,9 +75,28 @@ class DimodSolver(Solver):
             bqm = couplings.copy()  # the units differ only in their biases
             bqm.add_linear_from_array(h)
             extra = {"seed": derive_seed(seed, unit)} if own_seed else {}
+            extra |= {} if starts is None else starts[unit]
             samples.append(sampler.sample(bqm, **self.sample_kwargs, **extra))
         spins = torch.stack([_best(own) for own in samples], 1).to(problem.H)
         return Solution(problem, spins, self._info(samples))
+
+    def _starts(self, spins: Tensor) -> list[dict[str, Any]]:
+        """What tells the sampler to begin at these spins, unit by unit."""
+        known = getattr(self.sampler, "parameters", {})
+        columns = spins.T.cpu().numpy().astype(np.int8)
+        if "initial_states" in known:
+            return [{"initial_states": (own[None], list(range(len(own))))} for own in columns]
+        if "initial_state" not in known:
+            raise ValueError(
+                f"{type(self.sampler).__name__} takes no start: expected a sampler with the parameter "
+                "initial_states or initial_state, such as SimulatedAnnealingSampler()"
+            )
+        if "anneal_schedule" in known and "anneal_schedule" not in self.sample_kwargs:
+            raise ValueError(
+                "a QPU begins at given spins by annealing backwards, which needs a schedule: "
+                "DimodSolver(sampler, anneal_schedule=[[0, 1], [5, 0.45], [95, 0.45], [100, 1]])"
+            )
+        return [{"initial_state": dict(enumerate(own.tolist()))} for own in columns]
 
     def _info(self, samples: "list[dimod.SampleSet]") -> Info:
         info, records = Info(), [own.record for own in samples]

@@ -13,7 +13,7 @@ from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
 from spingrad.rows import DenseRows
-from spingrad.solvers.base import Info, Solution, Solver
+from spingrad.solvers.base import Info, Solution, Solver, checked_start
 from spingrad.solvers.block_descent import BlockDescentSolver
 
 ENUMERABLE = 12
@@ -41,34 +41,41 @@ class ExactSolver(Solver):
         tensor([True])
     """
 
+    keeps_starts = True
+
     def __init__(self, max_nodes: int = 10_000_000, time_limit: float | None = None) -> None:
         check_whole("max_nodes", max_nodes, 1)
         if time_limit is not None and not time_limit > 0:
             raise ValueError(f"time_limit is None or a positive number of seconds, got {time_limit}")
         self.max_nodes, self.time_limit = max_nodes, time_limit
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit; ``initial``, shape ``(n, m)``, is one of the spins that the search must beat."""
         double = problem.double()
+        start = None if initial is None else checked_start(double, initial)
         if problem.num_spins <= ENUMERABLE:
             spins, info = _enumerate(double), Info(proved=torch.ones(problem.num_units, dtype=torch.bool))
         else:
-            spins, info = self._search(double, seed)
+            spins, info = self._search(double, start, seed)
         return Solution(problem, spins.to(problem.H), info)
 
-    def _search(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, Info]:
+    def _search(self, problem: BinaryQuadratic, start: Tensor | None, seed: int) -> tuple[Tensor, Info]:
         spins = spins_of(problem.H).cpu()  # right for inputs that are always zero
         Z = problem.rows.dense()
         used = Z.abs().amax(0) > 0
         if used.any():
             part = replace(problem, rows=DenseRows(Z[:, used]), H=problem.H[used])
-            spins[used.cpu()], info = self._search_used(part, seed)
+            start = None if start is None else start[used]
+            spins[used.cpu()], info = self._search_used(part, start, seed)
             return spins, info
         return spins, {"proved": torch.ones(problem.num_units, dtype=torch.bool)}
 
-    def _search_used(self, problem: BinaryQuadratic, seed: int) -> tuple[Tensor, Info]:
+    def _search_used(
+        self, problem: BinaryQuadratic, initial: Tensor | None, seed: int
+    ) -> tuple[Tensor, Info]:
         deadline = float("inf") if self.time_limit is None else time.monotonic() + self.time_limit
         bundles, whole, problem = list(_bundles(problem)), problem, problem.compressed()
-        start = BlockDescentSolver.accurate().solve(problem, seed=seed).spins.cpu()
+        start = BlockDescentSolver.accurate().solve(problem, initial=initial, seed=seed).spins.cpu()
         found, alone = start, len(bundles) == len(start)  # every spin a bundle of its own, in their order
         if not alone:
             found = torch.stack([bundle.value(start) for bundle in bundles])  # (number of bundles, m)

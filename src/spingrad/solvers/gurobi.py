@@ -4,9 +4,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver
+from spingrad.solvers.base import Solution, Solver, checked_start
 from spingrad.solvers.sign import SignSolver
 
 if TYPE_CHECKING:
@@ -39,20 +40,24 @@ class GurobiSolver(Solver):
         tensor([0.])
     """
 
+    keeps_starts = True
+
     def __init__(self, time_limit: float | None = None, **parameters: Any) -> None:
         if time_limit is not None and not time_limit > 0:
             raise ValueError(f"time_limit is None or a positive number of seconds, got {time_limit}")
         self.time_limit, self.parameters = time_limit, parameters
         _gurobipy().Env(empty=True, params=self._all_parameters(0)).dispose()  # names a wrong parameter now
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit; ``initial``, shape ``(n, m)``, is Gurobi's first incumbent."""
         gurobipy = _gurobipy()
         double = problem.double()
         gram, fields = double.rows.gram(), double.H
         # Bits are 0 where spins are -1: g = 2x - 1.
         linear = (-4 * (gram.sum(1, keepdim=True) + fields)).cpu().numpy()
         constant = double.energy(torch.full_like(fields, -1)).tolist()
-        spins = SignSolver().solve(double).spins.cpu()
+        start = None if initial is None else checked_start(double, initial).cpu()
+        spins = SignSolver().solve(double).spins.cpu() if start is None else start.clone()
         proved = torch.zeros(problem.num_units, dtype=torch.bool)
         gap = torch.full((problem.num_units,), torch.inf, dtype=torch.float64)
         with (
@@ -64,6 +69,8 @@ class GurobiSolver(Solver):
             for unit in range(problem.num_units):
                 model.reset()  # or the answer to one unit would depend on those before it
                 x.Obj, model.ObjCon = linear[:, unit], constant[unit]
+                if start is not None:
+                    x.Start = (start[:, unit].numpy() + 1) / 2
                 _optimize(model)
                 if model.SolCount > 0:
                     spins[:, unit] = torch.from_numpy(x.X.round()).mul_(2).sub_(1)

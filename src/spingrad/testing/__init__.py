@@ -1,6 +1,7 @@
 """Checks for anyone's solver: the contract that the optimizer relies on."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ def check_solver(solver: Solver, *, max_spins: int = 24, deterministic: bool = T
 
     Spins are -1 or +1 in the problem's shape, dtype and device; equal seeds give equal answers; the problem
     and torch's global generator are left alone; no energy lies below the lower bound; ``solve_all`` answers
-    every problem in order; and where every spin decides for itself the answer is the sign of its field.
+    every problem in order; and where every spin decides for itself the answer is the sign of its field. A
+    solver that promises it (``keeps_starts``) never makes a start worse.
 
     Args:
         solver: The solver to test.
@@ -54,6 +56,8 @@ def check_solver(solver: Solver, *, max_spins: int = 24, deterministic: bool = T
     }
     for name, problem in problems.items():
         _check_one(solver, problem, f"{type(solver).__name__} on {name}", deterministic)
+        if solver.keeps_starts:
+            _check_start(solver, problem, f"{type(solver).__name__} on {name}")
     _check_independent_spins(solver, min(n, 8))
     answers = solver.solve_all(list(problems.values()), seed=3)
     assert len(answers) == len(problems), f"solve_all: {len(problems)} problems, {len(answers)} answers"
@@ -93,6 +97,20 @@ def _check_one(solver: Solver, problem: BinaryQuadratic, where: str, determinist
         )
     untouched = torch.equal(torch.get_rng_state(), generator)
     assert untouched, f"{where}: the solver drew from torch's global generator"
+
+
+def _check_start(solver: Any, problem: BinaryQuadratic, where: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    random = torch.randint(2, problem.H.shape, generator=generator).mul(2).sub(1).to(problem.H)
+    double, best = problem.double(), solver.solve(problem, seed=7).spins
+    for name, start in (("random spins", random), ("its own answer", best)):
+        kept = start.clone()
+        found = solver.solve(problem, initial=start, seed=7)
+        _check_spins(problem, found, f"{where}, from {name}")
+        assert torch.equal(start, kept), f"{where}: the solver changed the start"
+        before, after = (double.energy(spins.double()) for spins in (start, found.spins))
+        worse = after > before + 1e-5 * (1 + before.abs())
+        assert not bool(worse.any()), f"{where}: worse than the start, {name}"
 
 
 def _check_independent_spins(solver: Solver, n: int) -> None:

@@ -62,8 +62,8 @@ class Inverted(OneSweep):
     def __repr__(self) -> str:
         return repr(OneSweep())
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
-        return Solution(problem, -super().solve(problem, seed=seed).spins)
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        return Solution(problem, -super().solve(problem, initial=initial, seed=seed).spins)
 
 
 PROJECTION = grid(lr=(3e-4, 1e-3, 3e-3), target_rms=("auto", 2))
