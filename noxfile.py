@@ -14,6 +14,10 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
 
 PINNED = ("-c", ".ci/constraints.txt")
+OF_FINN = (  # what FINN+ imports up to its hardware layers
+    *("click", "mashumaro[yaml]", "mip", "onnx-passes", "onnxoptimizer", "pandas", "psutil", "pydantic"),
+    *("rich", "scikit-learn", "scipy", "termcolor"),
+)
 PINNED_FPGA = ("-c", ".ci/constraints-fpga.txt")
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
 NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
@@ -67,9 +71,7 @@ def plain(session: nox.Session) -> None:
 def fpga(session: nox.Session) -> None:
     """QONNX files in hls4ml and FINN+; by hand ``nox -s fpga -- -m long`` for trained networks."""
     session.install(*PINNED_FPGA, "torch")  # first: a build without CUDA packages where there is one
-    session.install(
-        *PINNED_FPGA, *NO_EXTRAS, "safetensors", "hls4ml", "qonnx", "rich", "scipy", "pydantic", "psutil"
-    )
+    session.install(*PINNED_FPGA, *NO_EXTRAS, "safetensors", "hls4ml", "qonnx", *OF_FINN)
     # Without its requirements: one of them, Brevitas, needs an older setuptools than torch does.
     session.install(*PINNED_FPGA, "--no-deps", "finn-plus")
     refuse_cuda(session)
