@@ -133,9 +133,9 @@ def test_export_takes_symmetric_zeros_and_refuses_other_padding_by_name():
         return pack(nn.Sequential(layer, Sign(), nn.Flatten(), BinaryLinear(3 * 36, 2)), (1, 6, 6))
 
     assert packed(BinaryConv2d(1, 3, 3, padding="same")).stages[0].padding == (1, 1)
-    with pytest.raises(ValueError, match="padding='same' with padding_mode='circular' cannot be exported"):
+    with pytest.raises(ValueError, match="padding='same' with padding_mode='circular' cannot be packed"):
         packed(BinaryConv2d(1, 3, 3, padding="same", padding_mode="circular"))
-    with pytest.raises(ValueError, match=r"BinaryConvTranspose2d\(1, 3.*cannot be exported"):
+    with pytest.raises(ValueError, match=r"0, BinaryConvTranspose2d\(1, 3.*cannot be packed"):
         packed(BinaryConvTranspose2d(1, 3, 1))
 
 

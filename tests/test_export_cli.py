@@ -99,4 +99,4 @@ def test_the_example_of_a_report_is_a_network_of_random_weights():
 def test_a_command_without_a_checkpoint_is_an_error_that_says_what_to_give(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["export"])
-    assert "--to packed, c, onnx or qonnx" in capsys.readouterr().err
+    assert "--to packed, c, arduino, onnx or qonnx" in capsys.readouterr().err

@@ -347,7 +347,7 @@ def _threshold(stage: Threshold) -> Function:
     if stage.thresholds is None or stage.directions is None:
         return lambda x: x >= 0
     thresholds, directions = stage.thresholds, stage.directions
-    return lambda x: x * _along(directions, x) >= _along(thresholds, x)
+    return lambda x: _numbers(x) * _along(directions, x) >= _along(thresholds, x)  # -(-128) is no int8
 
 
 def _rescale(stage: Rescale, backend: str) -> Function:
