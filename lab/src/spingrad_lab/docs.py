@@ -174,6 +174,7 @@ PLACES: dict[str, Print] = {
     "elastic": _table("bench/elastic"),
     "kills": _table("bench/kills"),
     "ray-farm": _table("bench/ray-farm"),
+    "devices": _table("bench/devices", column="chip"),
     "export-same": _table("bench/export", column="torch accuracy"),
     "export-bytes": _table("bench/export", column="packed file"),
     "export-times": _table("bench/export", column="× int8"),
