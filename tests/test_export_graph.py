@@ -158,6 +158,7 @@ def test_additions_in_one_unit_are_exact_and_stay_small():
     assert not any(isinstance(stage, Concat) for stage in packed.stages)
 
 
+@pytest.mark.needs("safetensors")
 @pytest.mark.parametrize("network", [Residual, Normed, Joined], ids=lambda n: n.__name__)
 def test_a_saved_graph_is_loaded_as_it_was(network, tmp_path):
     packed, x = pack(made(network), (1, 28, 28)), images(20).reshape(-1, 1, 28, 28)
