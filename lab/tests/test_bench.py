@@ -85,7 +85,7 @@ def test_a_folder_without_this_project_is_refused_before_anything_is_timed(tmp_p
 def test_unknown_benchmarks_are_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "speed"])
-    assert "no benchmark 'speed'; choose from: all, step, solvers, growth" in capsys.readouterr().err
+    assert "no benchmark 'speed'; choose from: all, step, solvers, devices" in capsys.readouterr().err
 
 
 def test_candidates_take_turns_and_the_first_turn_is_not_counted():
