@@ -34,7 +34,7 @@ EXCEPTIONS = {
         "a multiple of 4,096 bytes",
     ],
     "what a test asserts": [
-        "in an address space that can grow by 64 MB", "twice its size plus 32 kB",
+        "in an address space that can grow by 64 MB", "twice its size plus 16 times its header",
         "to within 1 % of what the emulator",
     ],
     "arithmetic": [
