@@ -66,6 +66,11 @@ def test_every_place_is_in_a_page():
     assert {name for text in PAGES.values() for name in docs.PLACE.findall(text)} == set(docs.PLACES)
 
 
+@pytest.mark.parametrize("name", docs.PICTURES)
+def test_pictures_are_as_the_command_draws_them(name):
+    assert (ROOT / name).read_text() == docs.PICTURES[name]()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_number_that_looks_measured_stands_outside_of_a_place(page):
     assert measured(PAGES[page]) == [], "print it by docs.py, leave it out, or add it to the exceptions"

@@ -12,6 +12,7 @@ import numpy as np
 from spingrad._version import __version__
 from spingrad.export._c_library import ARENA, FUNCTIONS, GEOMETRY, HEADER, SOURCE, function
 from spingrad.export.packed import PackedModel
+from spingrad.export.picture import memory_picture
 from spingrad.export.plan import Buffer, Step, is_ordered, plan, steps
 from spingrad.export.stages import (
     PRODUCTS,
@@ -62,6 +63,7 @@ class CSource:
         constants: Bytes of weights and other constants, without the code, on a chip of 32 bits.
         ram: Bytes of the buffers; the stack holds the scores and a few more words.
         memory: The buffers in this RAM, and the offset of each.
+        steps: The names of the stages that are computed together, in order.
     """
 
     name: str
@@ -70,6 +72,7 @@ class CSource:
     constants: int
     ram: int
     memory: tuple[tuple[Buffer, int], ...]
+    steps: tuple[tuple[str, ...], ...]
 
     @property
     def files(self) -> dict[str, str]:
@@ -79,6 +82,10 @@ class CSource:
     def save(self, folder: str | Path) -> list[Path]:
         """Write ``name.h`` and ``name.c`` into a folder."""
         return write_texts(folder, self.files)
+
+    def picture(self) -> str:
+        """Which buffer is where in the RAM, and when: the content of an SVG file."""
+        return memory_picture(f"{self.name}: buffers in RAM", self.memory, self.ram, self.steps)
 
 
 def to_c(model: PackedModel, name: str = "network", *, reentrant: bool = False) -> CSource:
@@ -200,7 +207,11 @@ class _Writer:
         }
         header, source = (filled(text, fields) for text in (HEADER, SOURCE))
         placed = tuple((buffer, offsets[buffer.name]) for buffer in buffers)
-        return CSource(self.name, header, source, self.flash[32], ram, placed)
+        named = tuple(
+            tuple(type(self.model.stages[number]).__name__.lower() for number in (step.head, *step.tail))
+            for step in self.steps
+        )
+        return CSource(self.name, header, source, self.flash[32], ram, placed, named)
 
     def _write_steps(self) -> None:
         model = self.model

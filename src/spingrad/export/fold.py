@@ -167,6 +167,12 @@ class _Folding:
             raise ValueError(
                 f"calibration must hold examples of the shape {self.torch_shape}, got {batch.shape}"
             )
+        low, high = {"pixels": (0, 255), "int8": (-128, 127), "spins": (-1, 1)}[self.kind]
+        if (batch != np.round(batch)).any() or batch.min() < low or batch.max() > high:
+            raise ValueError(
+                f"calibration must hold whole numbers from {low} to {high}, as the deployed network reads "
+                f"them, got {batch.dtype} from {batch.min():.4g} to {batch.max():.4g}; pass them unscaled"
+            )
         wide = (-1, *[1] * (len(self.shape) - 1))
         x = batch.reshape(-1, *self.shape) * self.scale.reshape(wide) + self.shift.reshape(wide)
         self.peaks = peaks(self.graph, torch.from_numpy(x.reshape(-1, *self.torch_shape)).float())
