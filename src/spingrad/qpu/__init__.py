@@ -4,10 +4,11 @@ from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import BudgetError, Journal, JournalError
 from spingrad.qpu.plan import Plan, plan
 from spingrad.qpu.service import QPUService, ServiceError
-from spingrad.qpu.solver import QPUSolver
+from spingrad.qpu.solver import REVERSE_SCHEDULE, QPUSolver
 from spingrad.qpu.submission import StepError
 
 __all__ = [
+    "REVERSE_SCHEDULE",
     "BudgetError",
     "Chip",
     "Journal",

@@ -94,7 +94,7 @@ class DimodSolver(Solver):
         if "anneal_schedule" in known and "anneal_schedule" not in self.sample_kwargs:
             raise ValueError(
                 "a QPU begins at given spins by annealing backwards, which needs a schedule: "
-                "DimodSolver(sampler, anneal_schedule=[[0, 1], [5, 0.45], [95, 0.45], [100, 1]])"
+                "DimodSolver(sampler, anneal_schedule=[[0, 1], [5, 0.45], [15, 0.45], [20, 1]])"
             )
         return [{"initial_state": dict(enumerate(own.tolist()))} for own in columns]
 

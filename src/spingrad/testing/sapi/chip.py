@@ -26,8 +26,8 @@ LATTICES = {"pegasus": mocks.qpu_pegasus_solver_data, "zephyr": mocks.qpu_zephyr
 NAMES = {"pegasus": "Advantage_emulated", "zephyr": "Advantage2_emulated"}
 FULL_SIZE = {"pegasus": 16, "zephyr": 12}
 
-# The annealer uses num_reads, answer_mode and auto_scale. The others do not change the samples; those that
-# cost time are charged.
+# The annealer uses num_reads, answer_mode, auto_scale, anneal_schedule, initial_state and reinitialize_state.
+# The others do not change the samples; those that cost time are charged.
 PARAMETERS = (
     "anneal_offsets",
     "anneal_schedule",
@@ -99,6 +99,7 @@ class Chip:
 
     def access_time(self, num_qubits: int, params: dict[str, Any]) -> float:
         """Microseconds of QPU time, by D-Wave's timing model."""
+        params = {"reinitialize_state": True, **params}  # the service's default; the model's is False
         return float(self._timing_model.estimate_qpu_access_time(max(num_qubits, 1), **params))
 
     @cached_property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spingrad.testing.sapi.admission import admit
-from spingrad.testing.sapi.annealer import Annealer
+from spingrad.testing.sapi.annealer import Annealer, is_reverse
 from spingrad.testing.sapi.faults import Faults
 from spingrad.testing.sapi.wire import Problem
 
@@ -222,10 +222,14 @@ def timing(job: Job, model: dict[str, Any]) -> dict[str, float]:
     params = job.params
     thermalization = params.get("programming_thermalization", model["default_programming_thermalization"])
     programming = model["typical_programming_time"] + thermalization
+    delay = model["qpu_delay_time_per_sample"]
+    if is_reverse(params):
+        way = "with" if params.get("reinitialize_state", True) else "without"
+        programming += model[f"reverse_annealing_{way}_reinit_prog_time_delta"]
+        delay += model[f"reverse_annealing_{way}_reinit_delay_time_delta"]
     schedule = params.get("anneal_schedule")
     anneal = schedule[-1][0] if schedule else params.get("annealing_time", model["default_annealing_time"])
     sampling = job.cost_us - programming
-    delay = model["qpu_delay_time_per_sample"]
     return {
         "qpu_access_time": job.cost_us,
         "qpu_programming_time": programming,
