@@ -9,7 +9,14 @@ from hypothesis import HealthCheck, settings
 # Tests press Ctrl-C; a shell that starts pytest in the background lets it ignore that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
+NEEDS_DWAVE = [
+    "test_ocean.py",
+    "test_qpu.py",
+    "test_qpu_cli.py",
+    "test_qpu_faults.py",
+    "test_sapi.py",
+    "test_transport.py",
+]
 
 common = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", common, derandomize=True)

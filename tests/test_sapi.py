@@ -723,7 +723,7 @@ def test_faults_strike_as_often_as_asked_and_repeat_with_the_seed():
 
 def test_faults_that_do_not_exist_are_refused(tiny):
     with pytest.raises(ValueError, match="stage must be one of solvers"):
-        tiny.inject("upload", "reset")
+        tiny.inject("lunch", "reset")
     with pytest.raises(ValueError, match="a fault of stage run must be one of FAILED"):
         tiny.inject("run", "reset")
     with pytest.raises(TypeError, match="colour"):

@@ -94,7 +94,7 @@ class Chip:
         return groups.reshape(-1, 2), self.properties["per_group_coupling_range"]
 
     def view(self, fields: str) -> bytes:
-        """The definition as JSON, with the fields of the client's filter, such as ``none,+status``."""
+        """The definition as JSON, with some of its fields; see :func:`shown`."""
         return _view(self, fields)
 
     def access_time(self, num_qubits: int, params: dict[str, Any]) -> float:
@@ -110,9 +110,14 @@ class Chip:
 
 @lru_cache(8)
 def _view(chip: Chip, fields: str) -> bytes:
+    return shown(chip.definition, fields)
+
+
+def shown(definition: dict[str, Any], fields: str) -> bytes:
+    """A definition as JSON, with the fields of the client's filter, such as ``none,+status``."""
     terms = fields.split(",")
-    keep = {k for k in chip.definition if ("all" in terms and f"-{k}" not in terms) or f"+{k}" in terms}
-    return json.dumps({k: v for k, v in chip.definition.items() if k in keep}).encode()
+    keep = {k for k in definition if ("all" in terms and f"-{k}" not in terms) or f"+{k}" in terms}
+    return json.dumps({k: v for k, v in definition.items() if k in keep}).encode()
 
 
 def working_chip(topology: str, size: int | None, broken: float, seed: int) -> Chip:
