@@ -1,5 +1,6 @@
 """Ocean's own samplers and composites, unmodified, as solvers, against the emulator."""
 
+import itertools
 import os
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +20,13 @@ from dwave.system import (
     LazyFixedEmbeddingComposite,
     LeapHybridSampler,
 )
+from torch import nn
 
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
+from spingrad._files import FileFormatError
+from spingrad.cli import main
+from spingrad.qpu import load_samples, save_samples
+from spingrad.qpu.samples import picture
 from spingrad.solvers import DimodSolver, ExactSolver
 from spingrad.testing import check_solver, random_problem
 from spingrad.testing.sapi import Sapi
@@ -215,3 +222,103 @@ def test_a_used_up_quota_is_an_error_of_the_service_that_moves_no_weight(sapi_en
             solver.solve(random_problem(4, 3, 1, seed=0))
         assert sapi.ledger() == []
     assert "DWAVE_API_TOKEN" not in os.environ
+
+
+# A whole training step
+
+
+@pytest.fixture(scope="module", params=["unit by unit", "whole layers"])
+def step(request, qpu, tmp_path_factory):
+    """A step of training, and the file of its samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BinaryLinear(6, 3), nn.Hardtanh(), BinaryLinear(3, 2))
+    whole = request.param == "whole layers"
+    solver = DimodSolver(
+        EmbeddingComposite(qpu), keep_samples=True, whole_layers=whole, num_reads=30, **SEEDED
+    )
+    optimizer = QPSBGD(binary_parameters(model), lr=0.1, solver=solver)
+    x = torch.randn(20, 6)
+    nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+    optimizer.step()
+    path = tmp_path_factory.mktemp("step") / "step.samples"
+    save_samples(path, solver)
+    return solver, path
+
+
+def test_a_step_keeps_timing_chain_breaks_all_samples_and_the_embedding(step, sapi):
+    solver, _ = step
+    first, second = (solution.info for solution in solver.latest)
+    calls = (1, 1) if solver.whole_layers else (3, 2)
+    for info, count in zip((first, second), calls, strict=True):
+        assert len(info["timing"]) == len(info["samples"]) == len(info["embeddings"]) == count
+        assert all(timing["qpu_access_time"] > 0 for timing in info["timing"])
+        assert all(samples.record.num_occurrences.sum() == 30 for samples in info["samples"])
+    assert first["chain_breaks"].shape == (3,)
+
+
+def test_the_samples_of_a_step_come_back_from_their_file(step, qpu):
+    solver, path = step
+    chip, calls = load_samples(path)
+    assert set(chip.qubits) == set(qpu.nodelist)
+    for layer, solution in enumerate(solver.latest):
+        own = [call for call in calls if call.layer == layer]
+        assert sorted(unit for call in own for unit in call.units) == list(range(solution.problem.num_units))
+        for call in own:
+            for place, unit in enumerate(call.units):
+                best = call.spins[call.energies[:, place].argmin(), place]
+                assert torch.equal(torch.from_numpy(best).to(solution.spins), solution.spins[:, unit])
+                above, times = call.excess(place)
+                assert above[0] == 0
+                assert (np.diff(above) > 0).all()
+                assert times.sum() == 30
+            assert sum(call.parts.values()) == pytest.approx(call.timing["qpu_access_time"] / 1000)
+
+
+def test_the_energies_in_the_file_are_zero_on_average_over_all_spins(step):
+    solver, path = step
+    _, (call, *_) = load_samples(path)
+    problem = solver.latest[0].problem.double().units(0, 1)
+    spins = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64).T
+    average = problem.energy(spins).mean()
+    first = torch.from_numpy(call.spins[0, 0].astype(float))[:, None]
+    assert call.energies[0, 0] == pytest.approx((problem.energy(first) - average).item())
+
+
+def test_a_step_is_summed_up_and_drawn_from_its_file(step, tmp_path, capsys):
+    _, path = step
+    main(["qpu", "inspect", str(path), "--call", "2", "--out", str(tmp_path / "step.svg")])
+    printed = capsys.readouterr().out
+    assert "3 units of 6 spins, best energy in" in printed
+    assert "broken chains, layer 2" in printed
+    drawn = (tmp_path / "step.svg").read_text()
+    assert 50_000 < len(drawn) < 1_000_000
+    chip, calls = load_samples(path)
+    texts = {t.get_text() for t in picture(chip, calls, 1).findobj(lambda a: hasattr(a, "get_text"))}
+    assert {
+        "layer 1",
+        "layer 2",
+        "programming",
+        "readout",
+        "samples of every unit (ring: second best)",
+    } <= texts
+    with pytest.raises(SystemExit, match=f"calls 1 to {len(calls)}, got 99"):
+        main(["qpu", "inspect", str(path), "--call", "99"])
+
+
+def test_a_file_that_is_damaged_or_a_solver_without_samples_is_refused(step, qpu, tmp_path):
+    _, path = step
+    content = path.read_bytes()
+    for name, damaged in {
+        "cut": content[:-99],
+        "flipped": content.replace(b'"layer": 0', b'"layer": 7'),
+    }.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(FileFormatError, match="damaged"):
+            load_samples(tmp_path / name)
+    problem = random_problem(4, 3, 1, seed=0)
+    with pytest.raises(ValueError, match="keep_samples=True"):
+        save_samples(tmp_path / "none", DimodSolver(EmbeddingComposite(qpu)))
+    plain = DimodSolver(SimulatedAnnealingSampler(), keep_samples=True)
+    plain.solve_all([problem])
+    with pytest.raises(ValueError, match="sampler on a D-Wave chip"):
+        save_samples(tmp_path / "none", plain)

@@ -3,6 +3,7 @@
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import BudgetError, Journal, JournalError
 from spingrad.qpu.plan import Plan, plan
+from spingrad.qpu.samples import load_samples, save_samples
 from spingrad.qpu.service import QPUService, ServiceError
 from spingrad.qpu.solver import REVERSE_SCHEDULE, QPUSolver
 from spingrad.qpu.submission import StepError
@@ -18,5 +19,7 @@ __all__ = [
     "QPUSolver",
     "ServiceError",
     "StepError",
+    "load_samples",
     "plan",
+    "save_samples",
 ]

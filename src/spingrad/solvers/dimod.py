@@ -1,5 +1,6 @@
 """Any dimod sampler as a solver: simulated annealing, classical or quantum, tabu, a D-Wave QPU."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from spingrad.solvers._openjij import OpenJijSampler, is_openjij
 from spingrad.solvers.base import Info, Solution, Solver, checked_start, derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import dimod
     from dimod.core.sampler import Sampler
     from numpy.typing import NDArray
@@ -30,7 +29,8 @@ class DimodSolver(Solver):
 
     ``solution.info`` has what the sampler tells of its time (``"timing"``) and of broken chains
     (``"chain_breaks"``). With ``keep_samples``, it also has every sample (``"samples"``), and the chains of
-    each variable where the sampler embeds (``"embeddings"``).
+    each variable where the sampler embeds (``"embeddings"``); :attr:`latest` has the solutions of the last
+    step of an optimizer.
 
     Args:
         sampler: Any object with dimod's ``sample`` method.
@@ -70,6 +70,18 @@ class DimodSolver(Solver):
         self.sampler = sampler
         self.keep_samples, self.whole_layers = keep_samples, whole_layers
         self.sample_kwargs = sample_kwargs
+        self._latest: list[Solution] = []
+
+    @property
+    def latest(self) -> list[Solution]:
+        """The solutions of the last step, one per layer; kept only with ``keep_samples``."""
+        return self._latest
+
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
+        solutions = super().solve_all(problems, seed=seed)
+        if self.keep_samples:
+            self._latest = solutions
+        return solutions
 
     def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         """Solve every unit, one call of the sampler each, or one for all.
