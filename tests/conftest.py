@@ -18,6 +18,13 @@ NEEDS_DWAVE = [
     "test_sapi.py",
     "test_transport.py",
 ]
+LONGEST = [
+    "test_integration.py",
+    "test_ranks.py",
+    "test_checkpoint.py",
+    "test_sapi.py",
+    "test_distributed.py",
+]
 
 common = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", common, derandomize=True)
@@ -25,6 +32,11 @@ settings.register_profile("long", common, max_examples=1700)
 settings.load_profile("default")
 
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, so that no process waits for another at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_runtest_setup(item):
