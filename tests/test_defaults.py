@@ -41,7 +41,9 @@ def test_the_defaults_of_the_qpu_stay():
 
     assert defaults(QPUSolver) == (
         "service=None, num_reads=100, fallback=None, block_size=32, num_sweeps=1, "
-        "chain_strength_prefactor=1.414, deadline=600.0, settle=10.0, calls_in_flight=4"
+        "chain_strength_prefactor=1.414, "
+        "reverse_schedule=((0.0, 1.0), (5.0, 0.45), (15.0, 0.45), (20.0, 1.0)), reinitialize_state=True, "
+        "deadline=600.0, settle=10.0, calls_in_flight=4"
     )
     assert defaults(QPUService) == (
         "solver=None, endpoint=None, config_file=None, profile=None, request_timeout=60.0"
