@@ -195,3 +195,10 @@ def test_memory_is_reused_and_integers_take_as_few_bytes_as_they_need():
 def test_names_that_are_not_identifiers_are_refused():
     with pytest.raises(ValueError, match="C identifier"):
         to_c(packed_network("mlp"), "3d-net")
+
+
+def test_the_picture_of_the_memory_shows_every_buffer():
+    source = to_c(packed_network("sign_of_pixels"))
+    picture = source.picture()
+    assert all(f"<title>{buffer.name}, {buffer.size:,} B</title>" in picture for buffer, _ in source.memory)
+    assert f"{source.ram:,} B" in picture

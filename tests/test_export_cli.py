@@ -1,3 +1,6 @@
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,8 @@ def packed_file(tmp_path):
     ("to", "files"),
     [
         ("packed", ["net-packed.safetensors"]),
-        ("c", ["net-c.c", "net-c.h"]),
+        ("c", ["net_c.c", "net_c.h"]),
+        ("arduino", ["net_arduino/library.properties", "net_arduino/src/net_arduino.c"]),
         ("onnx", ["net-onnx.onnx"]),
         ("qonnx", ["net-qonnx.onnx"]),
     ],
@@ -30,9 +34,23 @@ def test_a_packed_file_goes_to_every_format(packed_file, to, files, capsys):
         pytest.importorskip("onnx")
     main(["export", str(packed_file), "--to", to])
     said = capsys.readouterr().out
-    files = [name.replace("net-c", "net_c") for name in files]
     assert all((packed_file.parent / name).exists() and name in said for name in files)
     assert "86,100 weights" in said
+
+
+def test_test_vectors_come_with_a_program_that_checks_them(packed_file):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    main(["export", str(packed_file), "--to", "c", "--test-vectors", "3"])
+    command = ["gcc", "-std=c99", "net_c_test.c", "-o", "program"]
+    subprocess.run(command, cwd=packed_file.parent, check=True)
+    assert subprocess.run([packed_file.parent / "program"]).returncode == 0
+
+
+def test_test_vectors_are_refused_where_nothing_would_use_them(packed_file, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", str(packed_file), "--to", "onnx", "--test-vectors", "3"])
+    assert "use it with --to c, got --to onnx" in capsys.readouterr().err
 
 
 def test_a_torch_checkpoint_needs_its_network(tmp_path, monkeypatch, capsys):

@@ -37,6 +37,12 @@ def parts(content):
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
+def header_size(content):
+    """Length of the header of a safetensors file; 0 if it says that it is longer than the file."""
+    length = int.from_bytes(content[:8], "little")
+    return length if length <= len(content) - 8 else 0
+
+
 def joined(header, data):
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
@@ -95,7 +101,7 @@ def small_files():
     )
     second = nn.Sequential(BinaryLinear(64, 5), nn.Hardtanh(), BinaryLinear(5, 3), nn.BatchNorm1d(3))
     branched = Branched().eval()
-    packed = [pack(first.eval(), (1, 8, 8)), pack(second.eval()), pack(branched, (1, 8, 8), shift=-0.1)]
+    packed = [pack(first.eval(), (1, 8, 8)), pack(second.eval()), pack(branched, (1, 4, 4), shift=-0.1)]
     return [one.to_bytes() for one in packed]
 
 
@@ -105,7 +111,7 @@ class Branched(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.stem, self.layer = torch.nn.Conv2d(1, 2, 3, padding=1), BinaryConv2d(4, 4, 3, padding=1)
-        self.head = torch.nn.Linear(5 * 64, 3)
+        self.head = torch.nn.Linear(5 * 16, 3)
 
     def forward(self, x):
         x = sign(self.stem(x))
@@ -210,14 +216,15 @@ def test_malformed_files_give_a_documented_error_and_take_little_memory(count, m
                 )  # with a new checksum it may be a valid network, though another one
             except PackedFileError as error:
                 messages.append(str(error))
-            excess.append(tracemalloc.get_traced_memory()[1] - before - 2 * len(content))
+            taken = tracemalloc.get_traced_memory()[1] - before - 2 * len(content)
+            excess.append(taken - 16 * max(1_000, header_size(content)))
     assert len(messages) + len(others) == count
     assert all(message.startswith(str(path)) for message in messages)
-    assert len(others) < 0.05 * count
+    assert len(others) < 0.02 * count
     for model in others:
         x = np.ones((1, *model.shape), np.int8 if model.kind == "int8" else np.uint8)
         model.scores(x, backend="numpy")
-    assert max(excess) < 32_000  # the memory for a header and an error, for any file
+    assert max(excess) < 0  # twice the file, a parsed header and an error
 
 
 def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):

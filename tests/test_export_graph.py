@@ -209,3 +209,8 @@ def test_packing_leaves_the_network_as_it_was():
     pack(model, (1, 28, 28), calibration=images(8))
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_scaled_calibration_batch_is_refused():
+    with pytest.raises(ValueError, match=r"whole numbers from 0 to 255.* pass them unscaled"):
+        pack(made(Normed), (1, 28, 28), calibration=images(8) / 255)

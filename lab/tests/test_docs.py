@@ -34,7 +34,7 @@ EXCEPTIONS = {
         "a multiple of 4,096 bytes",
     ],
     "what a test asserts": [
-        "in an address space that can grow by 64 MB", "twice its size plus 32 kB",
+        "in an address space that can grow by 64 MB", "twice its size plus 16 times its header",
         "to within 1 % of what the emulator",
     ],
     "arithmetic": [
@@ -64,6 +64,11 @@ def test_every_mark_begins_or_ends_a_place():
 
 def test_every_place_is_in_a_page():
     assert {name for text in PAGES.values() for name in docs.PLACE.findall(text)} == set(docs.PLACES)
+
+
+@pytest.mark.parametrize("name", docs.PICTURES)
+def test_pictures_are_as_the_command_draws_them(name):
+    assert (ROOT / name).read_text() == docs.PICTURES[name]()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,10 +18,12 @@ those in its list.
 import json
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from spingrad._files import write_atomically
+from spingrad.export.c import to_c
+from spingrad_lab.bench.devices import packed
 from spingrad_lab.experiments import BENCHMARKS, EXPERIMENTS
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
@@ -47,6 +49,9 @@ def rewrite(root: Path) -> list[Path]:
         path: filled(text, results) for path, text in texts.items()
     }  # an error leaves all pages as they are
     changed = [path for path, text in texts.items() if new[path] != text]
+    if (root / "docs").is_dir():
+        new |= {root / name: drawn() for name, drawn in PICTURES.items()}
+        changed += [path for path in new if path not in texts and not _holds(path, new[path])]
     for path in changed:
         write_atomically(path, new[path].encode())
     return changed
@@ -62,6 +67,22 @@ def filled(text: str, results: "Results") -> str:
         return f"<!-- lab: {name} -->\n\n{PLACES[name](results)}\n\n<!-- end -->"
 
     return PLACE.sub(printed, text)
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def _memory(network: str, name: str) -> str:
+    """The picture of the memory of one of the networks that ``bench devices`` runs."""
+    return to_c(packed(network), name).picture()
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "docs/memory-uno.svg": partial(_memory, "averages of 2 × 2 pixels, 196-256-320-10", "uno"),
+    "docs/memory-residual.svg": partial(_memory, "residual, CIFAR-10", "residual"),
+}
+"""Pictures of the pages, by their paths."""
 
 
 class Results:

@@ -23,6 +23,7 @@ from spingrad_lab.beyond import (
     bits,
     directions,
     images,
+    int8,
     lfc,
     mnist_methods,
     networks,
@@ -81,6 +82,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "transformer": networks.TRANSFORMER,
     "spoken-digits": networks.SPOKEN_DIGITS,
     "lfc": lfc.LFC(),
+    "int8": int8.Int8(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 

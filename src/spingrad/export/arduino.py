@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from spingrad._files import write_atomically
 from spingrad._version import __version__
 from spingrad.export.c import INPUT_TYPES, CSource, to_c
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import Array
-from spingrad.export.vectors import examples, listed
+from spingrad.export.text import filled, listed, write_texts
+from spingrad.export.vectors import examples
 
 _PROPERTIES = """\
 name=@name@
@@ -72,11 +72,7 @@ class ArduinoLibrary:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the library into a folder; copy it to the ``libraries`` of your sketchbook, or zip it."""
-        paths = [Path(folder) / name for name in self.files]
-        for path, text in zip(paths, self.files.values(), strict=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.encode())
-        return paths
+        return write_texts(folder, self.files)
 
 
 def to_arduino(model: PackedModel, name: str = "network", example: Array | None = None) -> ArduinoLibrary:
@@ -98,13 +94,9 @@ def to_arduino(model: PackedModel, name: str = "network", example: Array | None 
         "example": listed(x),
         "expected": int(model.classes(x)[0]),
     }
-    properties, sketch = _PROPERTIES, _SKETCH
-    for key, value in fields.items():
-        properties, sketch = (text.replace(f"@{key}@", str(value)) for text in (properties, sketch))
     files = {
-        "library.properties": properties,
-        f"src/{name}.h": source.header,
-        f"src/{name}.c": source.source,
-        f"examples/{name}/{name}.ino": sketch,
+        "library.properties": filled(_PROPERTIES, fields),
+        **{f"src/{file}": text for file, text in source.files.items()},
+        f"examples/{name}/{name}.ino": filled(_SKETCH, fields),
     }
     return ArduinoLibrary(source, files)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spingrad._files import write_atomically
 from spingrad._version import __version__
 from spingrad.export._c_library import ARENA, FUNCTIONS, GEOMETRY, HEADER, SOURCE, function
 from spingrad.export.packed import PackedModel
+from spingrad.export.picture import memory_picture
 from spingrad.export.plan import Buffer, Step, is_ordered, plan, steps
 from spingrad.export.stages import (
     PRODUCTS,
@@ -34,6 +34,7 @@ from spingrad.export.stages import (
     is_binary,
     whole_weights,
 )
+from spingrad.export.text import filled, write_texts
 
 INPUT_TYPES = {"pixels": "uint8_t", "int8": "int8_t", "spins": "int8_t"}
 WORD_SIZES = 8, 16, 32
@@ -62,6 +63,7 @@ class CSource:
         constants: Bytes of weights and other constants, without the code, on a chip of 32 bits.
         ram: Bytes of the buffers; the stack holds the scores and a few more words.
         memory: The buffers in this RAM, and the offset of each.
+        steps: The names of the stages that are computed together, in order.
     """
 
     name: str
@@ -70,13 +72,20 @@ class CSource:
     constants: int
     ram: int
     memory: tuple[tuple[Buffer, int], ...]
+    steps: tuple[tuple[str, ...], ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The two files by their names."""
+        return {f"{self.name}.h": self.header, f"{self.name}.c": self.source}
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write ``name.h`` and ``name.c`` into a folder."""
-        paths = [Path(folder) / f"{self.name}.{ending}" for ending in ("h", "c")]
-        for path, text in zip(paths, (self.header, self.source), strict=True):
-            write_atomically(path, text.encode())
-        return paths
+        return write_texts(folder, self.files)
+
+    def picture(self) -> str:
+        """Which buffer is where in the RAM, and when: the content of an SVG file."""
+        return memory_picture(f"{self.name}: buffers in RAM", self.memory, self.ram, self.steps)
 
 
 def to_c(model: PackedModel, name: str = "network", *, reentrant: bool = False) -> CSource:
@@ -196,9 +205,13 @@ class _Writer:
             "passed": "input, scores, buffer" if self.reentrant else "input, scores",
             "longest": max(ram, *self.longest),
         }
-        header, source = (_filled(text, fields) for text in (HEADER, SOURCE))
+        header, source = (filled(text, fields) for text in (HEADER, SOURCE))
         placed = tuple((buffer, offsets[buffer.name]) for buffer in buffers)
-        return CSource(self.name, header, source, self.flash[32], ram, placed)
+        named = tuple(
+            tuple(type(self.model.stages[number]).__name__.lower() for number in (step.head, *step.tail))
+            for step in self.steps
+        )
+        return CSource(self.name, header, source, self.flash[32], ram, placed, named)
 
     def _write_steps(self) -> None:
         model = self.model
@@ -596,9 +609,3 @@ def _literal(value: Any) -> str:
 
 def _order(name: str) -> tuple[int, str]:
     return list(FUNCTIONS).index(function(name)[0]), name
-
-
-def _filled(text: str, fields: dict[str, object]) -> str:
-    for name, value in fields.items():
-        text = text.replace(f"@{name}@", str(value))
-    return text

@@ -12,6 +12,7 @@ from spingrad._command import UsageError
 from spingrad._files import check_own, write_atomically
 from spingrad.export.fold import pack
 from spingrad.export.packed import PackedModel
+from spingrad.export.text import write_texts
 
 
 def report(args: argparse.Namespace) -> list[str]:
@@ -52,16 +53,13 @@ def _c(model: PackedModel, out: Path, args: argparse.Namespace) -> list[str]:
         source, folder, files = library.source, out.with_name(name), library.files
     else:
         source, folder = to_c(model, name), out.parent
-        files = {f"{name}.h": source.header, f"{name}.c": source.source}
+        files = source.files
         if args.test_vectors:
             files[f"{name}_test.c"] = to_test(model, source, examples(model, args.test_vectors))
-    paths = [folder / file for file in files]
     if args.out is None:
-        for path in paths:
-            check_own(path, b"spingrad")
-    for path, text in zip(paths, files.values(), strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        for file in files:
+            check_own(folder / file, b"spingrad")
+    paths = write_texts(folder, files)
     sizes = f"{source.constants:,} bytes of constants (flash) and {source.ram:,} bytes of buffers (RAM)"
     return [*map(str, paths), f"{model.num_weights:,} weights; {sizes}, code not included"]
 

@@ -24,7 +24,6 @@ from spingrad.export.stages import (
     Kind,
     Pad,
     Pool,
-    Rescale,
     Shape,
     Stage,
     reach,
@@ -167,6 +166,12 @@ class _Folding:
         if not batch.size or batch.size != len(batch) * size:
             raise ValueError(
                 f"calibration must hold examples of the shape {self.torch_shape}, got {batch.shape}"
+            )
+        low, high = {"pixels": (0, 255), "int8": (-128, 127), "spins": (-1, 1)}[self.kind]
+        if (batch != np.round(batch)).any() or batch.min() < low or batch.max() > high:
+            raise ValueError(
+                f"calibration must hold whole numbers from {low} to {high}, as the deployed network reads "
+                f"them, got {batch.dtype} from {batch.min():.4g} to {batch.max():.4g}; pass them unscaled"
             )
         wide = (-1, *[1] * (len(self.shape) - 1))
         x = batch.reshape(-1, *self.shape) * self.scale.reshape(wide) + self.shift.reshape(wide)
@@ -326,8 +331,7 @@ class _Folding:
             ends = [min(end / term.unit, float(term.flow.bound)) for end in (-low, high)]
             whole = [round(end) for end in ends]
             if max(whole) <= finest and np.allclose(ends, whole, rtol=1e-9):  # sums are clipped, not rounded
-                stage = Rescale(*_identity(term.flow.shape[0]), 0, -whole[0], whole[1])
-                return self._plain(stage, term, unit=term.unit)
+                return self._plain(term.rounded(term.unit, -whole[0], whole[1]), term, unit=term.unit)
         top = max(-low, high)
         if top == math.inf:
             top = self.peaks.get(node, 0.0) or term.largest
@@ -460,10 +464,6 @@ class _Folding:
             term = self._to_integers(term, STREAM)
         term = self._as_numbers(term)
         return self._plain(Pad(*sides), term, unit=term.unit)  # type: ignore[arg-type]
-
-
-def _identity(units: int) -> tuple[Array, Array]:
-    return np.ones(units, np.int32), np.zeros(units, np.int64)
 
 
 def _is_counted(term: Term, unit: float) -> bool:

@@ -277,7 +277,7 @@ def _sums(stage: Linear, before: Flow, backend: str) -> Function:
         return _products(whole_weights(stage), before, None)
     if before.kind != "spins":
         return _tables(stage.weight, stage.fan_in, before.bound)
-    count = _popcounts(stage.weight, np.full((1, len(stage.weight)), stage.fan_in, np.int32))
+    count = _popcounts(stage.weight, stage.fan_in)
     return lambda x: count(np.packbits(x, axis=1, bitorder="little"))
 
 
@@ -296,22 +296,17 @@ def _products(weight: Array, before: Flow, valid: Array | None) -> Function:
     return multiply
 
 
-def _popcounts(weight: Array, start: Array) -> Function:
-    """``start`` minus twice the number of bits in which an input and a unit's weights differ.
-
-    ``start`` holds one line per position of a patch and is repeated for every example.
-    """
+def _popcounts(weight: Array, fan_in: int) -> Function:
+    """The fan-in minus twice the number of bits in which an input and a unit's weights differ."""
     from spingrad.kernels.popcount import units_by_lanes, xnor_sums
 
     units, width = weight.shape
     lanes = units_by_lanes(np.pad(weight, ((0, 0), (0, -width % 8))))
-    begin = np.pad(start, ((0, 0), (0, -units % LANES))).astype(np.int32)
 
     def count(x: Array) -> Array:
         packed = np.zeros((len(x), lanes.shape[1]), np.uint8)
         packed[:, :width] = x
-        sums = np.empty((len(x), begin.shape[1]), np.int32)
-        sums.reshape(-1, *begin.shape)[:] = begin
+        sums = np.full((len(x), LANES * len(lanes)), fan_in, np.int32)
         xnor_sums(packed, lanes, sums)
         return sums[:, :units]
 

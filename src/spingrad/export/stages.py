@@ -351,7 +351,9 @@ def reach(stage: Product) -> int:
     """The largest sum of a unit whose inputs have a magnitude of one."""
     if is_binary(stage):
         return stage.fan_in
-    return max(1, int(np.abs(stage.weight.astype(np.int32)).sum(1).max()))
+    weight = stage.weight  # sums by sign: the absolute value of -128 does not fit into int8
+    above, below = (weight.sum(1, np.int32, where=part) for part in (weight > 0, weight < 0))
+    return max(1, int((above - below).max()))
 
 
 def spins_of_bits(bits: Array, count: int) -> Array:  # (m, bytes) -> (m, count), int8

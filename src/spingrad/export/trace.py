@@ -32,11 +32,9 @@ def traced(model: nn.Module) -> fx.GraphModule:
     Raises:
         ValueError: Its ``forward`` takes more than one tensor, or depends on the values of a tensor.
     """
-    if isinstance(model, nn.Sequential) or not isinstance(model, LEAVES):
-        root = model
-    else:
-        root = nn.Sequential(model)  # a single layer is a network, too
     tracer = _Tracer()
+    alone = not isinstance(model, nn.Sequential) and tracer.is_leaf_module(model, "")
+    root = nn.Sequential(model) if alone else model  # a single layer is a network, too
     try:
         graph = tracer.trace(root)
     except Exception as error:  # the user's own code, run with stand-ins for tensors

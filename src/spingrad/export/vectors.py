@@ -5,6 +5,7 @@ import numpy as np
 from spingrad.export.c import INPUT_TYPES, CSource
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import PRODUCTS, Array
+from spingrad.export.text import filled, listed
 
 FACTOR = 2654435761  # multiplies the place of a sum, so that sums that changed places are noticed
 _TEST = """\
@@ -98,10 +99,7 @@ def to_test(model: PackedModel, source: CSource, x: Array) -> str:
         "memory": f"    static int32_t buffer[{source.name.upper()}_RAM_BYTES / 4];\n" if reentrant else "",
         "passed": "input, scores, buffer" if reentrant else "input, scores",
     }
-    text = _TEST
-    for name, value in fields.items():
-        text = text.replace(f"@{name}@", str(value))
-    return text
+    return filled(_TEST, fields)
 
 
 def examples(model: PackedModel, count: int, seed: int = 0) -> Array:  # (count, inputs)
@@ -113,12 +111,6 @@ def examples(model: PackedModel, count: int, seed: int = 0) -> Array:  # (count,
     if model.kind == "int8":
         return random.integers(-128, 128, size).astype(np.int8)
     return random.choice(np.array([-1, 1], np.int8), size)
-
-
-def listed(values: Array, wide: int = 20) -> str:
-    """Numbers as the lines of an array in C."""
-    texts = [str(int(value)) for value in values.ravel()]
-    return ",\n    ".join(", ".join(texts[i : i + wide]) for i in range(0, len(texts), wide))
 
 
 def _checksums(sums: Array) -> Array:  # (inputs, places) -> (inputs,), int32

@@ -8,7 +8,7 @@ import pandas as pd
 from torch import nn
 
 from spingrad import BinaryLinear, Sign
-from spingrad.export import chips, pack
+from spingrad.export import PackedModel, chips, pack
 from spingrad.export.vectors import examples
 from spingrad_lab.bench.graphs import CASES
 from spingrad_lab.report.sections import Section, Table
@@ -38,6 +38,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Shape | None]] = {
 CHIPS = {chip.name: chip for chip in chips.CHIPS}
 
 
+def packed(name: str) -> PackedModel:
+    """One of the networks, with random weights."""
+    network, shape = NETWORKS[name]
+    with seeded(0):
+        return pack(network().eval(), shape, scale=1 / 128)
+
+
 class Devices(Experiment):
     """Networks of random weights, whose cost is that of trained ones, on every chip they fit."""
 
@@ -51,12 +58,10 @@ class Devices(Experiment):
         lab.run([{"network": n, "chip": c, "inputs": count} for n in networks for c in ready], "chips")
 
     def compute(self, job: Job) -> dict[str, Any]:
-        network, shape = NETWORKS[job["network"]]
-        with seeded(0):
-            packed = pack(network().eval(), shape, scale=1 / 128)
-        x, chip = examples(packed, job["inputs"]), CHIPS[job["chip"]]
+        model = packed(job["network"])
+        x, chip = examples(model, job["inputs"]), CHIPS[job["chip"]]
         try:
-            ran = chips.run(chip, packed, x)
+            ran = chips.run(chip, model, x)
         except MemoryError:
             return {"fits": False}
         return {
@@ -65,7 +70,7 @@ class Devices(Experiment):
             "cost": int(np.median(ran.cost)),
             "flash": ran.flash,
             "ram": ran.ram,
-            "different": int((ran.classes != packed.classes(x)).sum()),
+            "different": int((ran.classes != model.classes(x)).sum()),
         }
 
     def show(self, runs: pd.DataFrame) -> Section:
