@@ -21,7 +21,7 @@ OF_FINN = (  # what FINN+ imports up to its hardware layers
 PINNED_FPGA = ("-c", ".ci/constraints-fpga.txt")
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
 NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
-PARALLEL = ("-n2", "--dist=loadfile")  # two processes of one thread each
+PARALLEL = ("-n2", "--dist=loadfile", "--no-loadscope-reorder")  # two processes of one thread each
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LIST_CUDA = (
     "import importlib.metadata as m; print(*{d.name for d in m.distributions() if d.name[:6] == 'nvidia'})"

@@ -10,6 +10,13 @@ from hypothesis import HealthCheck, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
+LONGEST = [
+    "test_integration.py",
+    "test_ranks.py",
+    "test_checkpoint.py",
+    "test_sapi.py",
+    "test_distributed.py",
+]
 
 common = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", common, derandomize=True)
@@ -17,6 +24,11 @@ settings.register_profile("long", common, max_examples=1700)
 settings.load_profile("default")
 
 collect_ignore = NEEDS_DWAVE if importlib.util.find_spec("dwave.system") is None else []
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, so that no process waits for another at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_runtest_setup(item):

@@ -7,6 +7,13 @@ import torch
 # Tests press Ctrl-C; a shell that starts pytest in the background lets it ignore that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONGEST = ["test_paper.py", "test_bench.py", "test_rerun.py", "test_cli.py", "test_distributed.py"]
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, so that no process waits for another at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def data_folder():
