@@ -1,6 +1,7 @@
 """The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
 
-``plain``, ``fpga``, ``minimum`` and ``newest`` make environments of their own; the others run in that of nox.
+``plain``, ``wheel``, ``fpga``, ``minimum`` and ``newest`` make environments of their own; the others run in
+that of nox.
 """
 
 import os
@@ -48,6 +49,33 @@ def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
         _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--durations=15"]))
+
+
+@nox.session(python=False)
+def site(session: nox.Session) -> None:
+    """The site in ``docs/_build/html``: warnings and broken links are errors. Needs the extra ``docs``."""
+    options = ("-q", "-W", "--keep-going", "-n", "-c", "docs")
+    _run(session, "sphinx", *options, ".", "docs/_build/html")
+    session.run(sys.executable, "docs/links.py", "docs/_build/html")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Wheel and sdist of library and lab; the wheels alone, without extras, run README's first example."""
+    session.install(*PINNED, "build", "torch")  # first: a build of torch without CUDA where there is one
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    for project in (".", "lab"):
+        session.run("python", "-m", "build", "--outdir", str(dist), project, silent=True)
+    library, lab = (next(dist.glob(f"{name}-*.whl")) for name in ("spingrad", "spingrad_lab"))
+    session.install(*PINNED, str(library))
+    refuse_cuda(session)
+    example = _first_example("README.md")
+    with session.chdir(session.create_tmp()):
+        session.run("python", "-c", example, silent=True)
+        session.run("spingrad", "doctor")
+    session.install(*PINNED, str(lab))
+    with session.chdir(session.create_tmp()):
+        session.run("spingrad-lab", "list", silent=True)
 
 
 @nox.session(python=False, default=False)

@@ -225,15 +225,6 @@ def test_the_mnist_example_reports_what_it_reached(data_folder, tmp_path):
     assert f"test {result['test_accuracy']:.4f}" in printed
 
 
-@pytest.mark.needs("safetensors")
-@pytest.mark.slow
-def test_the_readme_runs_as_it_is_written(tmp_path):
-    text = (ROOT / "README.md").read_text()
-    code = "\n".join(part.split("```")[0] for part in text.split("```python\n")[1:])
-    assert "DimodSolver" in code
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, cwd=tmp_path)
-
-
 @pytest.mark.needs("spingrad_lab", "lightning")
 @pytest.mark.slow
 @pytest.mark.parametrize(

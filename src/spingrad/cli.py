@@ -1,4 +1,7 @@
-"""The command ``spingrad``: ``qpu`` plans, inspects and emulates QPU runs, ``export`` converts networks."""
+"""The command ``spingrad``.
+
+``qpu`` plans, inspects and emulates QPU runs, ``export`` converts networks, ``doctor`` checks an install.
+"""
 
 import argparse
 import io
@@ -30,6 +33,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_qpu(commands)
     _add_export(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -172,6 +176,18 @@ def _add_export(commands: Any) -> None:
     export.set_defaults(command=_export)
 
 
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, what works, and what to do about the rest",
+        description="Prints versions, extras, threads, devices, folders and D-Wave's settings without the "
+        "token, and tries a step, a solve with a certificate and a packed network. Nothing is sent. Each "
+        "thing that is wrong gets one line of advice, and the exit code is then 1.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON, for bug reports")
+    doctor.set_defaults(command=_doctor)
+
+
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(whole()(part) for part in text.split(","))
 
@@ -189,6 +205,12 @@ def _export(args: argparse.Namespace) -> None:
     from spingrad.export import command
 
     print("\n".join(command.report(args) if args.report else command.convert(args)))
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from spingrad import doctor
+
+    doctor.run(as_json=args.json)
 
 
 def _plan(args: argparse.Namespace) -> None:

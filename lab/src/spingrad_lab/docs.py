@@ -160,6 +160,33 @@ def _step_finals(*shapes: str) -> Print:
     return _with_origin("step", printed)
 
 
+def _in_short(results: Results) -> str:
+    """Some networks of ``step`` and the spoken digits: where QP-SBGD is ahead, and where it is not."""
+    header = ["network", "QP-SBGD", "Adam", "Adam, BatchNorm", "QP-SBGD less Adam, BatchNorm"]
+    rows, former = [], "leading directions"
+    for shape, place, ours, adam, shown in (
+        ("784-512-512-10", "mnist, hardtanh", former, "Adam", "784-512-512-10, MNIST\\*"),
+        ("784-512-512-10", "fashion, hardtanh", former, "Adam", "784-512-512-10, Fashion-MNIST\\*"),
+        ("8 layers of 256", "fashion, sign", former, "Adam", "8 layers, signs, Fashion-MNIST\\*"),
+        ("convolutional", "mnist, hardtanh", former, "Adam", "convolutional, MNIST\\*"),
+        ("convolutional", "mnist, hardtanh", "gains", "Adam, gains", "the same with `Gain`\\*"),
+    ):
+        table = results.table("step", f"{shape}: test accuracy")
+        column = table.header.index(place)
+        found = {name: scores[column - 1].split(", p")[0] for name, *scores in table.rows}
+        less = f"{ours} less BatchNorm, Adam"
+        rows.append([shown, found[ours], found[adam], found["BatchNorm, Adam"], found[less]])
+    spoken = {name: scores for name, *scores in results.table("spoken-digits").rows}
+    with_norm, less = spoken["Adam, BatchNorm"][:2]
+    less = less.partition(", Holm")[0]
+    rows.append(["1-d convolutions, spoken digits", spoken["QP-SBGD"][0], spoken["Adam"][0], with_norm, less])
+    note = (
+        "\\* The default of version 0.1.0: `rank=8`, one sweep (`spingrad-lab run step`). Spoken digits have "
+        "one or two seeds (`spingrad-lab run spoken-digits`)."
+    )
+    return f"{Table(header, rows).to_markdown()}\n\n{note}"
+
+
 def _all_of_mnist(results: Results) -> str:
     """What ``examples/mnist_without_batchnorm.py`` wrote."""
     rows = []
@@ -180,6 +207,7 @@ def _qpu_plan(results: Results) -> str:
 
 
 PLACES: dict[str, Print] = {
+    "in-short": _in_short,
     "without-batchnorm": _step_finals("784-512-512-10", "8 layers of 256"),
     "convolutions": _step_finals("convolutional"),
     "mnist-methods": _table("mnist-methods", without="seconds"),

@@ -319,13 +319,16 @@ def _intervals(axes: Any, values: dict[int, Estimate], style: dict[str, Any]) ->
 def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
     found = [[gains.get((w, d, 100, "pixels", False)) for w in WIDTHS] for d in DEPTHS]
     values = np.array([[np.nan if g is None else g.difference.mean for g in row] for row in found])
-    limit = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    axes.imshow(values, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
+    sure = np.array(
+        [[g is not None and abs(g.difference.mean) > g.difference.half for g in row] for row in found]
+    )
+    shown = np.where(sure, values, 0)  # a gain within its interval has no colour
+    limit = float(np.abs(shown).max()) or 1.0
+    axes.imshow(shown, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         gain = found[row][column]
         if gain is not None:
-            sure = abs(gain.difference.mean) > gain.difference.half
-            ink = "white" if abs(value) > 0.6 * limit else "black"
+            ink = "white" if abs(shown[row, column]) > 0.6 * limit else "black"
             text = f"{value:+.1f} ± {gain.difference.half:.1f}"
             axes.text(
                 column,
@@ -334,7 +337,7 @@ def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
                 ha="center",
                 va="center",
                 color=ink,
-                fontweight="bold" if sure else "normal",
+                fontweight="bold" if sure[row, column] else "normal",
                 fontsize=8,
             )
     axes.set_xticks(range(len(WIDTHS)), [str(w) for w in WIDTHS])

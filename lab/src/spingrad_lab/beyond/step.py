@@ -287,7 +287,7 @@ class StepExperiment(Experiment):
     def show(self, runs: pd.DataFrame) -> Section:
         what = [[name, candidate.what] for name, candidate in CANDIDATES.items()]
         tables = [Table(["candidate", "what"], what)]
-        judged: dict[str, Finals] = {}
+        judged: dict[str, dict[str, Finals]] = {}
         for shape in SHAPES:
             trials: dict[str, pd.DataFrame] = {}
             finals: dict[str, Finals] = {}
@@ -302,9 +302,12 @@ class StepExperiment(Experiment):
                 tables.append(_heats(shape, trials))
             if finals:
                 tables.append(_verdict(shape, finals))
-                judged |= {f"{shape}, {place}": found for place, found in finals.items()}
+                judged[shape] = finals
         total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
-        notes = [*_NOTES, f"Judged so far: {len(judged)} of {total} networks. {_durations(runs)}"]
+        notes = [
+            *_NOTES,
+            f"Judged so far: {sum(map(len, judged.values()))} of {total} networks. {_durations(runs)}",
+        ]
         return Section(notes, tables, [Figure("verdict", _CAPTION, _figure(judged))] if judged else [])
 
 
@@ -379,34 +382,41 @@ def _lanes(finals: Finals) -> Finals:
     return {**finals, _LANES[-1]: list(finals.values())[-1]}
 
 
-def _figure(judged: dict[str, Finals]) -> str:
-    canvas, axes = figures.new(7.6, 1.2 + 0.75 * len(judged))
-    panel = axes[0, 0]
-    colours = (
-        figures.PURPLE, figures.VERMILION, figures.BLUE, figures.GREEN, figures.BLACK, figures.YELLOW,
-        figures.SKY, figures.ORANGE,
-    )  # fmt: skip
-    for lane, (name, colour) in enumerate(zip(_LANES, colours, strict=True)):
-        label = name
-        for place, finals in enumerate(judged.values()):
-            own = _lanes(finals).get(name)
-            if own is None:
-                continue
+_DRAWN = {
+    _NEW: ("QP-SBGD, 8 directions", figures.VERMILION),
+    "signSGD": ("signSGD", figures.BLUE),
+    "Adam": ("Adam", figures.GREEN),
+    "gains": ("QP-SBGD, 8 directions, Gain", figures.ORANGE),
+    "Adam, gains": ("Adam, Gain", figures.SKY),
+    "BatchNorm, Adam": ("Adam, BatchNorm", figures.BLACK),
+}
+"""What each candidate is called in the figure, and its colour."""
+
+
+def _figure(judged: dict[str, dict[str, Finals]]) -> str:
+    """A panel for each shape: the methods on its networks, one below the other."""
+    canvas, axes = figures.new(10, 3.6, 1, len(judged))
+    for panel, (shape, networks) in zip(axes[0], judged.items(), strict=True):
+        for place, finals in enumerate(networks.values()):
             rival = sum(finals["BatchNorm, Adam"]) / len(finals["BatchNorm, Adam"])
-            points, height = [100 * (accuracy - rival) for accuracy in own], place + 0.1 * (lane - 3.5)
-            panel.plot(points, [height] * len(own), "|", color=colour, markersize=6, alpha=0.6)
-            panel.plot(sum(points) / len(own), height, "o", color=colour, markersize=4.5, label=label)
-            label = "_"  # in the legend once
-    panel.axvline(0, color=figures.GREY, linewidth=1)
-    panel.set_yticks(range(len(judged)), list(judged))
-    panel.set(xlabel="points of test accuracy above BatchNorm and Adam", ylim=(len(judged) - 0.5, -0.5))
-    panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+            for lane, (name, (label, colour)) in enumerate(_DRAWN.items()):
+                points = [100 * (accuracy - rival) for accuracy in finals.get(name, [])]
+                height = place + 0.13 * (lane - 2.5)
+                panel.plot(points, [height] * len(points), "|", color=colour, markersize=5, alpha=0.6)
+                mean = [sum(points) / len(points)] if points else []
+                panel.plot(mean, [height] * len(mean), "o", color=colour, markersize=4.5, label=label)
+        panel.axvline(0, color=figures.GREY, linewidth=1)
+        panel.set_yticks(range(len(networks)), [name.replace(", ", "\n") for name in networks])
+        panel.set(title=shape, ylim=(len(networks) - 0.5, -0.5))
+    handles = axes[0, 0].get_legend_handles_labels()[0][: len(_DRAWN)]
+    canvas.supxlabel("points of test accuracy above BatchNorm and Adam", fontsize=9)
+    canvas.legend(handles=handles, loc="outside upper center", ncols=len(_DRAWN))
     return to_svg(canvas)
 
 
 _CAPTION = (
-    "Test accuracy of two steps, the best of the other candidates and the baselines, less the mean of "
-    "BatchNorm and Adam on the same network: seeds and their mean."
+    "Test accuracy less the mean of BatchNorm and Adam on the same network: seeds and their mean. QP-SBGD "
+    "with 8 directions was the default of version 0.1.0; *Gain* stands where BatchNorm would."
 )
 _NOTES = (
     "Networks without BatchNorm unless it says so. Every candidate has four trials (leading directions and "

@@ -1,0 +1,99 @@
+"""The site. ``nox -s site`` builds it: the root of the checkout is its source, so links work here and on GitHub."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "src")]
+
+from layers import drawn, layers  # noqa: E402
+
+from spingrad import __version__ as release  # noqa: E402, F401
+
+project = author = "spingrad"
+project_copyright = "the spingrad developers"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+root_doc = "docs/index"
+include_patterns = [
+    *("docs/**", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
+    *("lab/README.md", "lab/results/report.md"),
+]
+exclude_patterns = ["docs/_build", ".*", "build", "dist", "src", "tests", "lab/src", "lab/tests"]
+
+# Markdown and notebooks. Notebooks are rendered as they are committed; a test runs them.
+nb_execution_mode = "off"
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+# The report has anchors in HTML, which MyST does not know; docs/links.py checks every link of the built pages.
+suppress_warnings = ["myst.xref_missing", "myst.header"]
+
+# The reference, from docstrings.
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "convolve"}
+autodoc_mock_imports = ["ray", "gurobipy"]
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+# Names of torch, dimod and Python are links only where SPINGRAD_INTERSPHINX is set, which needs a network.
+INTERNAL = r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)(\..*)?"
+nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", INTERNAL)]
+if os.environ.get("SPINGRAD_INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "dimod": ("https://docs.dwavequantum.com/en/latest", None),
+    }
+
+html_theme = "pydata_sphinx_theme"
+html_title = "spingrad"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["_static/root"]  # index.html, which leads to docs/index.html
+html_show_sourcelink = False
+html_theme_options = {
+    "show_nav_level": 2,
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": ["theme-version"],
+}
+
+
+def setup(app):
+    """Draw the import contract, mend links of the sources, and find names by where they are documented."""
+    (ROOT / "docs/layers.svg").write_text(drawn(layers(ROOT / "pyproject.toml")), encoding="utf-8")
+    app.connect("source-read", _mended_links)
+    app.connect("missing-reference", _documented)
+
+
+def _mended_links(app, docname, source):
+    """Links to folders become plain text; anchors of the report are its own, not names of Python."""
+    here = (ROOT / docname).parent
+
+    def plain(link):
+        return link[1] if "://" not in link[2] and (here / link[2]).is_dir() else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, source[0])
+    if docname == "lab/results/report":
+        source[0] = source[0].replace("](#", "](report.md#")
+
+
+def _documented(app, env, node, contnode):
+    """``spingrad.QPSBGD`` and ``spingrad.solvers.base.Solution`` are documented in the package that exports them."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target.startswith("spingrad."):
+        return None
+    name = target.rpartition(".")[2]
+    found = {full for full, *_ in env.domains["py"].get_objects() if full.rpartition(".")[2] == name}
+    if not found:
+        return None
+    shortest = min(sorted(found), key=len)
+    return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "obj", shortest, node, contnode)
