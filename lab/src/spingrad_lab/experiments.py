@@ -1,5 +1,6 @@
 """Every experiment and benchmark by its name on the command line."""
 
+from spingrad_lab.bench import annealers as annealers_bench
 from spingrad_lab.bench import (
     devices,
     elastic,
@@ -87,6 +88,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 BENCHMARKS: dict[str, Experiment] = {
     "step": step_bench.Step(),
     "solvers": solvers.Solvers(),
+    "annealers": annealers_bench.Annealers(),
     "devices": devices.Devices(),
     "growth": growth.Growth(),
     "memory": memory.Memory(),
