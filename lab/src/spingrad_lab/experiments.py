@@ -28,6 +28,7 @@ from spingrad_lab.beyond import (
     mnist_methods,
     networks,
     regimes,
+    rounding,
     step,
 )
 from spingrad_lab.paper import (
@@ -82,6 +83,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "transformer": networks.TRANSFORMER,
     "spoken-digits": networks.SPOKEN_DIGITS,
     "lfc": lfc.LFC(),
+    "rounding": rounding.Rounding(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 
