@@ -27,6 +27,7 @@ OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy
         ("step", ["QP-SBGD, one batch alone", "products of QP-SBGD alone", "step-ratios.svg"]),
         ("solvers", ["error feedback (default)", "dwave SA, 100 sweeps †", "accurate", "Gurobi"]),
         ("annealers", ["AnnealingSolver", "dwave SA, 100 sweeps", "units solved to the proven optimum"]),
+        ("starts", ["descent, 1 read of 8 sweeps", "last step: ms", "the start itself"]),
         ("growth", ["rows B", "units m", "growth-growth.svg"]),
         ("memory", ["SignSGD", "3 × 3 convolution, 32 → 32"]),
     ],
@@ -87,7 +88,8 @@ def test_unknown_benchmarks_are_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "speed"])
     assert (
-        "no benchmark 'speed'; choose from: all, step, solvers, annealers, devices" in capsys.readouterr().err
+        "no benchmark 'speed'; choose from: all, step, solvers, annealers, starts, devices"
+        in capsys.readouterr().err
     )
 
 

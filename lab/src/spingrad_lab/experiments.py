@@ -16,6 +16,7 @@ from spingrad_lab.bench import (
     runtime,
     slow_link,
     solvers,
+    starts,
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
@@ -91,6 +92,7 @@ BENCHMARKS: dict[str, Experiment] = {
     "step": step_bench.Step(),
     "solvers": solvers.Solvers(),
     "annealers": annealers_bench.Annealers(),
+    "starts": starts.Starts(),
     "devices": devices.Devices(),
     "growth": growth.Growth(),
     "memory": memory.Memory(),

@@ -153,8 +153,8 @@ def _accuracy(model: nn.Module, data: Data) -> float:
 
 _NOTES = (
     "A real network trains for three epochs with Adam on MNIST, in batches of 200; 5,000 training images are "
-    "held out. It is rounded on 2,000 training images, every layer included. Then it trains on for one epoch, "
-    "by QP-SBGD or by Adam with straight-through gradients; Adam trains the biases in both. Learning rates are "
-    "chosen among two for each method on the held-out images; five epochs take the rate of one. Networks "
+    "held out. It is rounded on 2,000 training images, every layer included. Then it trains on for one epoch "
+    "by QP-SBGD, or by Adam with straight-through gradients; Adam trains the biases in both. Learning rates "
+    "are chosen among two for each method on the held-out images; five epochs take the rate of one. Networks "
     "from scratch have the default scale of binary layers.",
 )
