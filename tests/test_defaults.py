@@ -9,7 +9,15 @@ from spingrad.baselines import Bop, ProxQuant, SignSGD
 from spingrad.distributed import DistributedQPSBGD
 from spingrad.distributed.gather import Gather
 from spingrad.distributed.vote import Vote
-from spingrad.solvers import BlockDescentSampler, BlockDescentSolver, ExactSolver, GurobiSolver, Solver
+from spingrad.solvers import (
+    AnnealingSampler,
+    AnnealingSolver,
+    BlockDescentSampler,
+    BlockDescentSolver,
+    ExactSolver,
+    GurobiSolver,
+    Solver,
+)
 
 DEFAULTS = {
     QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, rank=32, rows='uniform', clamp=1.0, "
@@ -20,6 +28,8 @@ DEFAULTS = {
     Bop: "lr=0.001, threshold=1e-07",
     BlockDescentSolver: "num_sweeps=None, num_reads=None, block_size=None, backend='auto'",
     BlockDescentSampler.sample: "num_reads=1, num_sweeps=100, seed=None",
+    AnnealingSolver: "num_reads=None, num_sweeps=None",
+    AnnealingSampler.sample: "num_reads=1, num_sweeps=1000, beta_range=None, initial_states=None, seed=None",
     ExactSolver: "max_nodes=10000000, time_limit=None",
     GurobiSolver: "time_limit=None",
 }
