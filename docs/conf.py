@@ -1,4 +1,4 @@
-"""The site. ``nox -s site`` builds it: the root of the checkout is its source, so links work here and on GitHub."""
+"""The site, built by ``nox -s site``. Its source is the root of the checkout, so links work on GitHub too."""
 
 import os
 import re
@@ -31,7 +31,7 @@ exclude_patterns = ["docs/_build", ".*", "build", "dist", "src", "tests", "lab/s
 nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-# The report has anchors in HTML, which MyST does not know; docs/links.py checks every link of the built pages.
+# The report has anchors in HTML, which MyST does not know; docs/links.py checks all links of the built pages.
 suppress_warnings = ["myst.xref_missing", "myst.header"]
 
 # The reference, from docstrings.
@@ -42,8 +42,10 @@ autodoc_mock_imports = ["ray", "gurobipy"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 # Names of torch, dimod and Python are links only where SPINGRAD_INTERSPHINX is set, which needs a network.
-INTERNAL = r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)(\..*)?"
-nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", INTERNAL)]
+INTERNAL = (
+    r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)"
+)
+nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", rf"{INTERNAL}(\..*)?")]
 if os.environ.get("SPINGRAD_INTERSPHINX"):
     extensions.append("sphinx.ext.intersphinx")
     intersphinx_mapping = {
@@ -87,7 +89,7 @@ def _mended_links(app, docname, source):
 
 
 def _documented(app, env, node, contnode):
-    """``spingrad.QPSBGD`` and ``spingrad.solvers.base.Solution`` are documented in the package that exports them."""
+    """Find ``spingrad.QPSBGD`` or ``spingrad.solvers.base.Solution`` where the reference has them."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py" or not target.startswith("spingrad."):
         return None

@@ -18,8 +18,9 @@ ABOUT = {
 }
 WIDTH, TALL, GAP = 900, 34, 10
 STYLE = """\
-text { font: 13px Helvetica, Arial, sans-serif; text-anchor: middle; fill: #1f2933 } .name { font-weight: bold }
-.about { font-size: 11px; fill: #52606d } rect { fill: #e3f2fd; stroke: #0072b2; rx: 6px } .back { fill: #f7f9fb; stroke: none }
+text { font: 13px Helvetica, Arial, sans-serif; text-anchor: middle; fill: #1f2933 }
+.name { font-weight: bold } .about { font-size: 11px; fill: #52606d }
+rect { fill: #e3f2fd; stroke: #0072b2; rx: 6px } .back { fill: #f7f9fb; stroke: none }
 """
 
 
@@ -34,8 +35,9 @@ def drawn(found: list[list[str]]) -> str:
     """The layers as an SVG file."""
     height = GAP + len(found) * (TALL + GAP)
     label = "The modules of spingrad in layers; imports point down"
+    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {view}>',
         f"<style>\n{STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}"/>',
     ]
