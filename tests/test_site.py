@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import spingrad
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -15,6 +18,13 @@ sys.path.append(str(ROOT / "docs"))
 
 from layers import drawn, layers  # noqa: E402
 from links import broken  # noqa: E402
+
+
+def test_the_version_is_the_same_everywhere():
+    lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["version"]
+    cited = re.search(r"(?m)^version: (.*)$", (ROOT / "CITATION.cff").read_text())[1]
+    newest = re.search(r"(?m)^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[1]
+    assert {lab, cited, newest} == {spingrad.__version__}
 
 
 def test_the_picture_of_the_layers_is_that_of_the_contract():
