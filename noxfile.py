@@ -6,6 +6,7 @@ that of nox.
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -63,14 +64,15 @@ def site(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Wheel and sdist of library and lab; the wheels alone, without extras, run README's first example."""
     session.install(*PINNED, "build", "torch")  # first: a build of torch without CUDA where there is one
-    dist = Path(session.create_tmp()).resolve() / "dist"
+    dist = Path("dist").resolve()
+    shutil.rmtree(dist, ignore_errors=True)
     for project in (".", "lab"):
         session.run("python", "-m", "build", "--outdir", str(dist), project, silent=True)
     library, lab = (next(dist.glob(f"{name}-*.whl")) for name in ("spingrad", "spingrad_lab"))
     session.install(*PINNED, str(library))
     refuse_cuda(session)
     example = _first_example("README.md")
-    with session.chdir(session.create_tmp()):
+    with session.chdir(session.create_tmp()):  # away from the checkout
         session.run("python", "-c", example, silent=True)
         session.run("spingrad", "doctor")
     session.install(*PINNED, str(lab))

@@ -1,4 +1,4 @@
-"""The site, built by ``nox -s site``. Its source is the whole checkout, so that links work on GitHub too."""
+"""The site, built by ``nox -s site``. Its source is the root of the checkout, so links work on GitHub too."""
 
 import os
 import re
@@ -31,7 +31,7 @@ exclude_patterns = ["docs/_build", ".*", "build", "dist", "src", "tests", "lab/s
 nb_execution_mode = "off"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-# The report has anchors in HTML, which MyST does not know; docs/links.py checks every link of built pages.
+# The report has anchors in HTML, which MyST does not know; docs/links.py checks all links of the built pages.
 suppress_warnings = ["myst.xref_missing", "myst.header"]
 
 # The reference, from docstrings.
@@ -44,9 +44,8 @@ napoleon_numpy_docstring = False
 # Names of torch, dimod and Python are links only where SPINGRAD_INTERSPHINX is set, which needs a network.
 INTERNAL = (
     r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)"
-    r"(\..*)?"
 )
-nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", INTERNAL)]
+nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", rf"{INTERNAL}(\..*)?")]
 if os.environ.get("SPINGRAD_INTERSPHINX"):
     extensions.append("sphinx.ext.intersphinx")
     intersphinx_mapping = {
@@ -90,7 +89,7 @@ def _mended_links(app, docname, source):
 
 
 def _documented(app, env, node, contnode):
-    """``spingrad.solvers.base.Solution`` and the like are documented in the package that exports them."""
+    """Find ``spingrad.QPSBGD`` or ``spingrad.solvers.base.Solution`` where the reference has them."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py" or not target.startswith("spingrad."):
         return None

