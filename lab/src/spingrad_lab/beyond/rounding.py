@@ -17,7 +17,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded
 from spingrad_lab.tasks.images import pixels
 
 SEEDS, BATCH, CALIBRATION, HELD_OUT = 5, 200, 2_000, 5_000
-REAL_EPOCHS, RATES = 3, (5e-4, 2e-3)
+REAL_EPOCHS, RATES = 3, (1e-4, 5e-4)
 Data = tuple[Tensor, Tensor]
 
 
