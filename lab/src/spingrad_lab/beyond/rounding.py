@@ -1,7 +1,8 @@
 """A trained real network, rounded to ±1 by the projection, and trained on from there."""
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -67,13 +68,20 @@ class Rounding(Experiment):
         tables = []
         for name, own in groups(runs, "network"):
             columns = [str(column) for column in own if str(column).startswith("accuracy, ")]
-            rows = [
-                [column.removeprefix("accuracy, "), str(estimate(own[column].astype(float)))]
-                for column in columns
-                if own[column].notna().all()
-            ]
-            tables.append(Table(["network", "test accuracy"], rows, f"{name}, {len(own)} seeds"))
+            rows = []
+            for column in columns:
+                label = column.removeprefix("accuracy, ")
+                score = str(estimate(own[column].astype(float)))
+                rows.append([label, score, _rates(run.get(label) for run in own["rates"])])
+            header = ["network", "test accuracy", "chosen rates"]
+            tables.append(Table(header, rows, f"{name}; seeds: {len(own)}"))
         return Section(list(_NOTES), tables)
+
+
+def _rates(chosen: Iterable[float | None]) -> str:
+    """How often each learning rate was chosen."""
+    counts = Counter(lr for lr in chosen if lr is not None)
+    return ", ".join(f"{lr:g} ({count} ×)" for lr, count in sorted(counts.items())) or "–"
 
 
 def _compute(name: str, quick: bool) -> dict[str, Any]:
