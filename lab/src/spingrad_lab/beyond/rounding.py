@@ -38,6 +38,11 @@ ROUNDED: dict[str, Callable[[], Solver | None]] = {
     "Babai, then annealing": lambda: AnnealingSolver(num_reads=5),
 }
 
+LABELS = (
+    "real", "scaled sign", *ROUNDED, "rounded, then QP-SBGD, 1 epoch", "rounded, then Adam, 1 epoch",
+    "from scratch, QP-SBGD, 1 epoch", "from scratch, QP-SBGD, 5 epochs",
+)  # fmt: skip
+
 
 def _network(name: str) -> nn.Sequential:
     if name == "784-256-256-10":
@@ -67,11 +72,9 @@ class Rounding(Experiment):
     def show(self, runs: pd.DataFrame) -> Section:
         tables = []
         for name, own in groups(runs, "network"):
-            columns = [str(column) for column in own if str(column).startswith("accuracy, ")]
             rows = []
-            for column in columns:
-                label = column.removeprefix("accuracy, ")
-                score = str(estimate(own[column].astype(float)))
+            for label in LABELS:
+                score = str(estimate(own[f"accuracy, {label}"].astype(float)))
                 rows.append([label, score, _rates(run.get(label) for run in own["rates"])])
             header = ["network", "test accuracy", "chosen rates"]
             tables.append(Table(header, rows, f"{name}; seeds: {len(own)}"))
