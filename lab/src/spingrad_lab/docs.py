@@ -206,6 +206,27 @@ def _qpu_plan(results: Results) -> str:
     return "\n".join(["```text", *(f"{name:{width}}  {value}" for name, value in pairs), "```"])
 
 
+def _public_problems(results: Results) -> str:
+    """What the files of the public set say of themselves."""
+    from spingrad import BinaryQuadratic
+
+    found: dict[int, list[bool]] = {}
+    for path in sorted((results.folder.parent / "problems").glob("*.safetensors")):
+        problem = BinaryQuadratic.load(path)
+        found.setdefault(problem.num_spins, []).extend(problem.origin["proved"])
+    rows = [[str(n), str(len(own)), str(sum(own))] for n, own in sorted(found.items())]
+    every = [proved for own in found.values() for proved in own]
+    rows.append(["all", str(len(every)), str(sum(every))])
+    return Table(["inputs", "problems", "proved optima"], rows).to_markdown()
+
+
+def _tables(name: str) -> Print:
+    """All tables of an experiment."""
+    return _with_origin(
+        name, lambda results: "\n\n".join(own.to_markdown() for own in results.section(name).tables)
+    )
+
+
 PLACES: dict[str, Print] = {
     "in-short": _in_short,
     "without-batchnorm": _step_finals("784-512-512-10", "8 layers of 256"),
@@ -229,6 +250,11 @@ PLACES: dict[str, Print] = {
     "export-times": _table("bench/export", column="× int8"),
     "lfc": _table("lfc"),
     "int8": _table("int8"),
+    "annealers": _table("bench/annealers", "A wide layer"),
+    "annealers-narrow": _table("bench/annealers", "Narrow layers"),
+    "starts": _table("bench/starts"),
+    "public-problems": _public_problems,
+    "rounding": _tables("rounding"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }

@@ -142,7 +142,7 @@ def _above(energy: Tensor, reference: Tensor) -> float:
 @cache
 def _best(quick: bool) -> tuple[BinaryQuadratic, Tensor]:
     """The wide layer, and the lowest energies of long anneals."""
-    problem = captured((784, 64, 10) if quick else WIDE, (2,) if quick else STEPS[:1])[0]
+    problem = captured((784, 64, 10), (2,))[1] if quick else captured(WIDE, STEPS[:1])[0]
     effort = (5, 5) if quick else (200, 30)
     runs = [AnnealingSolver(*effort).solve(problem, seed=seed).spins for seed in (11, 12)]
     return problem, torch.stack([_energy(problem, spins) for spins in runs]).amin(0)

@@ -115,6 +115,5 @@ _NOTES = (
     "The problems of 784-64-48-32-24-16-10 at steps 200, 400 and 600, without the layers of more than 48 "
     "inputs. The last step's spins are those that the default solver gave one step before. The best energies "
     "are those of the exact decoder. Processor time of all problems together, one thread, without the time "
-    "of making the start. *Cold sweeps* of dwave SA begin at a low temperature, so that they keep to the "
-    "start.",
+    "of making the start. *Cold sweeps* of dwave SA begin at a low temperature and keep to the start.",
 )

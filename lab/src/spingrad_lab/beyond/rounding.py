@@ -1,7 +1,8 @@
 """A trained real network, rounded to ±1 by the projection, and trained on from there."""
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded
 from spingrad_lab.tasks.images import pixels
 
 SEEDS, BATCH, CALIBRATION, HELD_OUT = 5, 200, 2_000, 5_000
-REAL_EPOCHS, RATES = 3, (5e-4, 2e-3)
+REAL_EPOCHS, RATES = 3, (1e-4, 5e-4)
 Data = tuple[Tensor, Tensor]
 
 
@@ -36,6 +37,11 @@ ROUNDED: dict[str, Callable[[], Solver | None]] = {
     "Babai, then descent": lambda: None,
     "Babai, then annealing": lambda: AnnealingSolver(num_reads=5),
 }
+
+LABELS = (
+    "real", "scaled sign", *ROUNDED, "rounded, then QP-SBGD, 1 epoch", "rounded, then Adam, 1 epoch",
+    "from scratch, QP-SBGD, 1 epoch", "from scratch, QP-SBGD, 5 epochs",
+)  # fmt: skip
 
 
 def _network(name: str) -> nn.Sequential:
@@ -66,14 +72,19 @@ class Rounding(Experiment):
     def show(self, runs: pd.DataFrame) -> Section:
         tables = []
         for name, own in groups(runs, "network"):
-            columns = [str(column) for column in own if str(column).startswith("accuracy, ")]
-            rows = [
-                [column.removeprefix("accuracy, "), str(estimate(own[column].astype(float)))]
-                for column in columns
-                if own[column].notna().all()
-            ]
-            tables.append(Table(["network", "test accuracy"], rows, f"{name}, {len(own)} seeds"))
+            rows = []
+            for label in LABELS:
+                score = str(estimate(own[f"accuracy, {label}"].astype(float)))
+                rows.append([label, score, _rates(run.get(label) for run in own["rates"])])
+            header = ["network", "test accuracy", "chosen rates"]
+            tables.append(Table(header, rows, f"{name}; seeds: {len(own)}"))
         return Section(list(_NOTES), tables)
+
+
+def _rates(chosen: Iterable[float | None]) -> str:
+    """How often each learning rate was chosen."""
+    counts = Counter(lr for lr in chosen if lr is not None)
+    return ", ".join(f"{lr:g} ({count} ×)" for lr, count in sorted(counts.items())) or "–"
 
 
 def _compute(name: str, quick: bool) -> dict[str, Any]:
