@@ -9,7 +9,15 @@ from hypothesis import HealthCheck, settings
 # Tests press Ctrl-C; a shell that starts pytest in the background lets it ignore that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-NEEDS_DWAVE = ["test_qpu.py", "test_qpu_cli.py", "test_qpu_faults.py", "test_sapi.py", "test_transport.py"]
+NEEDS_DWAVE = [
+    "test_emulator_page.py",
+    "test_ocean.py",
+    "test_qpu.py",
+    "test_qpu_cli.py",
+    "test_qpu_faults.py",
+    "test_sapi.py",
+    "test_transport.py",
+]
 LONGEST = [
     "test_integration.py",
     "test_ranks.py",

@@ -9,7 +9,15 @@ from spingrad.baselines import Bop, ProxQuant, SignSGD
 from spingrad.distributed import DistributedQPSBGD
 from spingrad.distributed.gather import Gather
 from spingrad.distributed.vote import Vote
-from spingrad.solvers import BlockDescentSampler, BlockDescentSolver, ExactSolver, GurobiSolver, Solver
+from spingrad.solvers import (
+    AnnealingSampler,
+    AnnealingSolver,
+    BlockDescentSampler,
+    BlockDescentSolver,
+    ExactSolver,
+    GurobiSolver,
+    Solver,
+)
 
 DEFAULTS = {
     QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, rank=32, rows='uniform', clamp=1.0, "
@@ -20,6 +28,8 @@ DEFAULTS = {
     Bop: "lr=0.001, threshold=1e-07",
     BlockDescentSolver: "num_sweeps=None, num_reads=None, block_size=None, backend='auto'",
     BlockDescentSampler.sample: "num_reads=1, num_sweeps=100, seed=None",
+    AnnealingSolver: "num_reads=None, num_sweeps=None",
+    AnnealingSampler.sample: "num_reads=1, num_sweeps=1000, beta_range=None, initial_states=None, seed=None",
     ExactSolver: "max_nodes=10000000, time_limit=None",
     GurobiSolver: "time_limit=None",
 }
@@ -41,7 +51,9 @@ def test_the_defaults_of_the_qpu_stay():
 
     assert defaults(QPUSolver) == (
         "service=None, num_reads=100, fallback=None, block_size=32, num_sweeps=1, "
-        "chain_strength_prefactor=1.414, deadline=600.0, settle=10.0, calls_in_flight=4"
+        "chain_strength_prefactor=1.414, "
+        "reverse_schedule=((0.0, 1.0), (5.0, 0.45), (15.0, 0.45), (20.0, 1.0)), reinitialize_state=True, "
+        "deadline=600.0, settle=10.0, calls_in_flight=4"
     )
     assert defaults(QPUService) == (
         "solver=None, endpoint=None, config_file=None, profile=None, request_timeout=60.0"

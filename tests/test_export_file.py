@@ -15,8 +15,9 @@ from test_export import SIGN_NETWORKS, images, made
 from test_export_c import averages, hardtanh_with_norm
 
 from spingrad import BinaryConv2d, BinaryLinear, Sign, sign
+from spingrad._tensors import checksum
 from spingrad.export import PackedFileError, PackedModel, pack
-from spingrad.export.packed import KEY, _checksum
+from spingrad.export.packed import FORMAT
 from spingrad.export.stages import Linear, Threshold
 
 pytest.importorskip("safetensors")
@@ -61,10 +62,10 @@ def tensors_of(header, data):
 def with_network(content, change):
     """The file with a changed description of its network and the right checksum for it."""
     header, data = parts(content)
-    signed = json.loads(header["__metadata__"][KEY])
+    signed = json.loads(header["__metadata__"][FORMAT.key])
     change(signed["network"])
-    signed["sha256"] = _checksum(signed["network"], tensors_of(header, data))
-    header["__metadata__"][KEY] = json.dumps(signed)
+    signed["sha256"] = checksum(signed["network"], tensors_of(header, data))
+    header["__metadata__"][FORMAT.key] = json.dumps(signed)
     return joined(header, data)
 
 
@@ -266,7 +267,9 @@ def test_changed_content_and_other_versions_are_told_apart(tmp_path):
     with pytest.raises(PackedFileError, match="SHA-256"):
         PackedModel.load(path)
     header, data = parts(content)
-    header["__metadata__"][KEY] = header["__metadata__"][KEY].replace('"version": 2', '"version": 3')
+    header["__metadata__"][FORMAT.key] = header["__metadata__"][FORMAT.key].replace(
+        '"version": 2', '"version": 3'
+    )
     path.write_bytes(joined(header, data))
     with pytest.raises(PackedFileError, match="version"):
         PackedModel.load(path)
@@ -277,15 +280,15 @@ def test_changed_content_and_other_versions_are_told_apart(tmp_path):
 def test_a_long_header_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     path = tmp_path / "net.safetensors"
     path.write_bytes(small_files()[0])
-    monkeypatch.setattr("spingrad.export.packed.MAX_HEADER", 100)
+    monkeypatch.setattr("spingrad._tensors.MAX_HEADER", 100)
     with pytest.raises(PackedFileError, match="a header of at most 100 bytes"):
         PackedModel.load(path)
 
 
 def test_a_description_holds_nothing_else(tmp_path):
     path, (header, data) = tmp_path / "net.safetensors", parts(small_files()[0])
-    signed = json.loads(header["__metadata__"][KEY])
-    header["__metadata__"][KEY] = json.dumps(signed | {"more": 1})
+    signed = json.loads(header["__metadata__"][FORMAT.key])
+    header["__metadata__"][FORMAT.key] = json.dumps(signed | {"more": 1})
     path.write_bytes(joined(header, data))
     with pytest.raises(PackedFileError, match="version, sha256 and network, and nothing else"):
         PackedModel.load(path)
@@ -294,7 +297,7 @@ def test_a_description_holds_nothing_else(tmp_path):
 def test_the_checksum_covers_names_dtypes_and_shapes_of_tensors():
     tensor = np.arange(6, dtype=np.int8).reshape(2, 3)
     others = [{"b": tensor}, {"a": tensor.view(np.uint8)}, {"a": tensor.reshape(3, 2)}, {"a": -tensor}]
-    assert len({_checksum({}, tensors) for tensors in ({"a": tensor}, *others)}) == 5
+    assert len({checksum({}, tensors) for tensors in ({"a": tensor}, *others)}) == 5
 
 
 def test_thresholds_have_a_negative_and_directions_are_signs():
@@ -311,7 +314,7 @@ def test_deep_nesting_and_long_numbers_are_refused(tmp_path):
     path = tmp_path / "net.safetensors"
     header, data = parts(small_files()[0])
     for network in ("[" * 100_000, "9" * 10_000, '{"kind": NaN}', ""):
-        header["__metadata__"][KEY] = network
+        header["__metadata__"][FORMAT.key] = network
         path.write_bytes(joined(header, data))
         with pytest.raises(PackedFileError):
             PackedModel.load(path)

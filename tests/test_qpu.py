@@ -19,12 +19,12 @@ from file_helpers import FOREIGN
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
 from spingrad._files import FileFormatError, append_record
-from spingrad.qpu import Chip, QPUService, QPUSolver, plan
+from spingrad.qpu import REVERSE_SCHEDULE, Chip, QPUService, QPUSolver, plan
 from spingrad.qpu.calls import block_sizes, calls_for
 from spingrad.qpu.embedding import FIRST_LINE, fill, pages, to_file
 from spingrad.qpu.packing import Ising, Page, chain_strength
 from spingrad.qpu.service import encoded
-from spingrad.solvers import BlockDescentSolver, ExactSolver
+from spingrad.solvers import BlockDescentSolver, ExactSolver, SignSolver
 from spingrad.testing import check_solver, random_problem
 from spingrad.testing.sapi import Sapi
 
@@ -345,6 +345,112 @@ def test_momentum_and_double_precision_reach_the_chip(solver):
     problem = random_problem(8, 6, 2, 3, dtype=torch.float64)
     problem = replace(problem, H=0.1 * problem.H + torch.randn(6, 2, dtype=torch.float64))
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
+
+
+# Starts
+
+
+def random_spins(problem, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, problem.H.shape, generator=generator).mul(2).sub(1).to(problem.H)
+
+
+def test_all_qubits_of_a_chain_begin_alike_and_unused_ones_have_no_value(chip):
+    page = Page.of(chip, fill(chip, {5: 2, 3: 1}))
+    starts = [np.array([1, -1, 1, 1, -1][: len(clique)], dtype=np.int8) for clique in page.cliques]
+    state = page.state(starts)
+    assert len(state) == chip.properties["num_qubits"]
+    for clique, start in zip(page.cliques, starts, strict=True):
+        assert [{state[qubit] for qubit in chain} for chain in clique] == [{value} for value in start]
+    used = {qubit for clique in page.cliques for chain in clique for qubit in chain}
+    assert all((value == 3) is (qubit not in used) for qubit, value in enumerate(state))
+
+
+def test_a_start_reaches_the_chip_by_reverse_annealing_and_is_never_made_worse(solver):
+    problem = random_problem(12, 8, 3, 0)
+    start = random_spins(problem)
+    found = solver.solve(problem, initial=start)
+    (job,) = solver.sapi.service._jobs.values()
+    assert job.params["anneal_schedule"] == [list(point) for point in REVERSE_SCHEDULE]
+    assert job.params["reinitialize_state"]
+    assert (found.energy < problem.energy(start)).all()
+    best = ExactSolver().solve(problem).spins
+    assert torch.equal(solver.solve(problem, initial=best, seed=1).spins, best)
+    with pytest.raises(ValueError, match="spins of shape"):
+        solver.solve(problem, initial=start[:, :2])
+
+
+def test_a_schedule_that_stays_at_one_returns_the_start_and_one_to_zero_forgets_it(solver):
+    problem = random_problem(12, 8, 3, 0)
+    start = ExactSolver().solve(problem).spins.neg()  # no sample of a start that stays is better
+    solver.reverse_schedule = [[0.0, 1.0], [20.0, 1.0]]
+    assert torch.equal(solver.solve(problem, initial=start).spins, start)
+    solver.reverse_schedule = [[0.0, 1.0], [5.0, 0.0], [15.0, 0.0], [20.0, 1.0]]
+    found = solver.solve(problem, initial=start, seed=1)
+    torch.testing.assert_close(found.energy, ExactSolver().solve(problem).energy)
+
+
+def test_blocks_of_a_wide_layer_begin_at_the_start_too(solver):
+    problem, solver.block_size = random_problem(10, 12, 2, 1), 6
+    start = random_spins(problem)
+    solver.reverse_schedule = [[0.0, 1.0], [20.0, 1.0]]
+    assert torch.equal(solver.solve(problem, initial=start).spins, start)
+    solver.reverse_schedule = [list(point) for point in REVERSE_SCHEDULE]
+    assert (solver.solve(problem, initial=start, seed=1).energy <= problem.energy(start)).all()
+
+
+def test_the_duration_of_a_schedule_is_planned_reserved_and_charged(solver):
+    problem = random_problem(8, 4, 2, 3)
+    for number, length in enumerate((20.0, 500.0)):
+        schedule = [[0.0, 1.0], [5.0, 0.5], [length - 5.0, 0.5], [length, 1.0]]
+        solver.reverse_schedule, before = schedule, solver.sapi.charged_us
+        planned = plan([4, 2], 1, 1, chip=solver.chip, num_reads=32, anneal_schedule=schedule)
+        solver._known_calls.clear()
+        solver.solve(problem, initial=random_spins(problem), seed=number)
+        assert 1e-6 * (solver.sapi.charged_us - before) == pytest.approx(planned.step_seconds)
+        assert [call.num_reads for call in planned.calls] == [solver.sapi.ledger()[-1].num_reads]
+    assert solver.qpu_seconds == pytest.approx(1e-6 * solver.sapi.charged_us)
+    reads = solver.sapi.ledger()[-1].num_reads
+    assert (
+        planned.step_seconds
+        > plan([4, 2], 1, 1, chip=solver.chip, num_reads=32).step_seconds + 470e-6 * reads
+    )
+
+
+def test_steps_with_starts_are_replayed_and_a_fallback_keeps_the_start(solver, tmp_path):
+    problem = random_problem(12, 8, 3, 0)
+    start = random_spins(problem)
+    cold, warm = solver.solve(problem), solver.solve(problem, initial=start)
+    assert len(solver.sapi.ledger()) == 2
+    best = ExactSolver().solve(problem)
+    solver.fallback, solver._journal.budget_us = SignSolver(), 0.0
+    assert torch.equal(solver.solve(problem, initial=best.spins, seed=9).energy, best.energy)
+    solver.close()
+    again = QPUSolver.replay(tmp_path / "journal")
+    assert torch.equal(again.solve(problem, initial=start).spins, warm.spins)
+    assert torch.equal(again.solve(problem).spins, cold.spins)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [],
+        [[0, 1]],
+        [[0, 0], [20, 1]],
+        [[0, 1], [20, 0.5]],
+        [[0, 1], [9, 0.5], [5, 1]],
+        [[0, 1], [5, -1], [9, 1]],
+    ],
+    ids=str,
+)
+def test_schedules_that_are_no_reverse_anneal_are_refused(schedule):
+    with pytest.raises(ValueError, match="reverse_schedule has points"):
+        QPUSolver("never made", 1.0, reverse_schedule=schedule)
+    with pytest.raises(ValueError, match="passed as reverse_schedule"):
+        QPUSolver("never made", 1.0, anneal_schedule=[[0, 1], [9, 0.5], [20, 1]])
+
+
+# Plans
 
 
 @pytest.mark.slow

@@ -37,6 +37,10 @@ pytestmark = pytest.mark.usefixtures("sapi_env")
 CHIPS = {"pegasus": working_chip("pegasus", 3, 0.05, 1), "zephyr": working_chip("zephyr", 2, 0.05, 1)}
 
 
+PAUSE = [[0, 0], [10, 0.5], [110, 0.5], [120, 1]]
+REVERSE = [[0, 1], [5, 0.45], [15, 0.45], [20, 1]]
+
+
 @contextmanager
 def connect(sapi, **config):
     """D-Wave's own sampler, unmodified, at the emulator."""
@@ -273,6 +277,21 @@ def test_the_ising_form_of_a_qubo_has_its_energies_up_to_a_constant():
         ({"annealing_time": 0.1}, "annealing_time"),
         ({"annealing_time": float("nan")}, "annealing_time"),
         ({"anneal_schedule": [[0, 0], [5000, 1]]}, "annealing_time"),
+        ({"anneal_schedule": [[0, 0]]}, "2 to 12 points"),
+        ({"anneal_schedule": [[t, t / 12] for t in range(13)]}, "2 to 12 points"),
+        ({"anneal_schedule": [[0, 0, 0], [20, 1, 0]]}, "points"),
+        ({"anneal_schedule": [[1, 0], [20, 1]]}, "begin at time 0"),
+        ({"anneal_schedule": [[0, 0], [10, 0.5], [10, 1]]}, "increasing times"),
+        ({"anneal_schedule": [[0, 0], [10, 1.5], [20, 1]]}, "between 0 and 1"),
+        ({"anneal_schedule": [[0, 0.5], [20, 1]]}, "begin at s = 0"),
+        ({"anneal_schedule": [[0, 0], [20, 0.9]]}, "end at s = 1"),
+        ({"anneal_schedule": [[0, 0], [10, 0.5], [15, 0.4], [20, 1]]}, "decrease in a forward anneal"),
+        ({"anneal_schedule": [[0, 0], [0.4, 1], [20, 1]]}, "steeper than 2"),
+        ({"anneal_schedule": REVERSE}, "initial_state"),
+        ({"initial_state": [1] * 144}, "begins at s = 1"),
+        ({"anneal_schedule": REVERSE, "initial_state": [1]}, "list of 144 values"),
+        ({"anneal_schedule": REVERSE, "initial_state": [0] * 144}, "may hold -1, 1 and 3"),
+        ({"anneal_schedule": REVERSE, "initial_state": [3] * 144}, "every qubit of the problem"),
         ({"annealing_time": 20, "anneal_schedule": [[0, 0], [20, 1]]}, "only one"),
         ({"programming_thermalization": -1e6}, "programming_thermalization"),
         ({"num_reads": 10_000, "annealing_time": 1000}, "problem_run_duration"),
@@ -440,6 +459,60 @@ def test_auto_scale_fills_the_ranges_and_leaves_samples_of_a_multiple_unchanged(
         problem = decode_problem("ising", body(chip, *scaled)["data"], chip)
         answers.append(Annealer(chip).answer(problem, {"num_reads": 5}, np.random.default_rng(0)))
     assert answers[0]["solutions"] == answers[1]["solutions"]
+
+
+def distances(params, bottom, state=1):
+    """How many spins of each read differ from the start, on a chip with random couplings."""
+    chip = CHIPS["pegasus"]
+    _, J = random_problem(chip.properties["qubits"], chip.properties["couplers"], seed=6)
+    start = [state if (q in {v for pair in J for v in pair}) else 3 for q in range(144)]
+    schedule = [[0, 1], [5, bottom], [15, bottom], [20, 1]]
+    params = {"anneal_schedule": schedule, "initial_state": start, "answer_mode": "raw", **params}
+    problem, _ = admit(body(chip, {}, J, num_reads=20, **params), Annealer(chip))
+    answer = Annealer(chip, num_sweeps=50).answer(
+        problem, {"num_reads": 20, **params}, np.random.default_rng(0)
+    )
+    samples = np.unpackbits(from_base64(answer["solutions"], "u1").reshape(20, -1), axis=1)
+    return (samples[:, : len(problem.qubits)] != (state > 0)).sum(1), len(problem.qubits)
+
+
+def test_reverse_annealing_begins_at_the_given_state_and_forgets_it_the_further_it_goes_back():
+    frozen, near, far = (distances({}, bottom)[0].mean() for bottom in (1, 0.8, 0))
+    size = distances({}, 1)[1]
+    assert frozen == 0
+    assert 0 < near < far
+    assert far == pytest.approx(size / 2, rel=0.15)  # as far as any two samples: the couplings have no bias
+
+
+def test_reads_begin_at_the_state_again_or_where_the_read_before_has_ended():
+    again, onward = (distances({"reinitialize_state": value}, 0.6)[0] for value in (True, False))
+    assert onward[-5:].mean() > again[-5:].mean()
+    assert distances({"reinitialize_state": False}, 0.6)[0][0] < onward.max()
+
+
+def test_a_forward_schedule_gives_the_samples_of_the_same_anneal_without_one(tiny):
+    with connect(tiny) as sampler:
+        _, J = random_problem(sampler.nodelist, sampler.edgelist, seed=1)
+        plain, scheduled, paused = (
+            sampler.solver.sample_ising({}, J, num_reads=9, **params)
+            for params in ({}, {"anneal_schedule": [[0, 0], [20, 1]]}, {"anneal_schedule": PAUSE})
+        )
+        assert plain.samples == scheduled.samples != paused.samples
+        assert paused.timing["qpu_anneal_time_per_sample"] == 120
+
+
+def test_ocean_s_composite_reverse_anneals_on_the_emulator_and_is_charged_for_it(tiny):
+    with connect(tiny) as qpu:
+        bqm = dimod.generators.gnp_random_bqm(5, 1.0, "SPIN", random_state=3)
+        sampler = EmbeddingComposite(qpu)
+        start = dict.fromkeys(bqm.variables, 1)
+        kept = {"anneal_schedule": [[0, 1], [20, 1]], "initial_state": start, "reinitialize_state": False}
+        samples = sampler.sample(bqm, num_reads=7, embedding_parameters={"random_seed": 1}, **kept)
+        assert (samples.record.sample == 1).all()
+        timing = samples.info["timing"]
+        per_read = sum(timing[f"qpu_{part}_time_per_sample"] for part in ("anneal", "readout", "delay"))
+        assert timing["qpu_sampling_time"] == pytest.approx(7 * per_read)
+        assert timing["qpu_access_time"] == pytest.approx(tiny.charged_us)
 
 
 # Chips
@@ -650,7 +723,7 @@ def test_faults_strike_as_often_as_asked_and_repeat_with_the_seed():
 
 def test_faults_that_do_not_exist_are_refused(tiny):
     with pytest.raises(ValueError, match="stage must be one of solvers"):
-        tiny.inject("upload", "reset")
+        tiny.inject("lunch", "reset")
     with pytest.raises(ValueError, match="a fault of stage run must be one of FAILED"):
         tiny.inject("run", "reset")
     with pytest.raises(TypeError, match="colour"):

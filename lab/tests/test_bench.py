@@ -26,6 +26,8 @@ OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy
     [
         ("step", ["QP-SBGD, one batch alone", "products of QP-SBGD alone", "step-ratios.svg"]),
         ("solvers", ["error feedback (default)", "dwave SA, 100 sweeps †", "accurate", "Gurobi"]),
+        ("annealers", ["AnnealingSolver", "dwave SA, 100 sweeps", "units solved to the proven optimum"]),
+        ("starts", ["descent, 1 read of 8 sweeps", "last step: ms", "the start itself"]),
         ("growth", ["rows B", "units m", "growth-growth.svg"]),
         ("memory", ["SignSGD", "3 × 3 convolution, 32 → 32"]),
     ],
@@ -85,7 +87,10 @@ def test_a_folder_without_this_project_is_refused_before_anything_is_timed(tmp_p
 def test_unknown_benchmarks_are_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "speed"])
-    assert "no benchmark 'speed'; choose from: all, step, solvers, devices" in capsys.readouterr().err
+    assert (
+        "no benchmark 'speed'; choose from: all, step, solvers, annealers, starts, devices"
+        in capsys.readouterr().err
+    )
 
 
 def test_candidates_take_turns_and_the_first_turn_is_not_counted():

@@ -17,6 +17,8 @@ from spingrad._command import Parser, input_file, number, run, whole
 from spingrad._version import __version__
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from spingrad.qpu import Chip
 
 
@@ -74,12 +76,13 @@ def _add_qpu(commands: Any) -> None:
 
     inspect = actions.add_parser(
         "inspect",
-        help="cost and chain breaks of a run, from its journal",
-        description="Prints the jobs, the cost and the chain breaks of a run, from its journal alone. With "
-        "--call or --out it also draws one call: the chains on the chip, the energies of the samples, the "
-        'chain breaks of the run. Needs: pip install "spingrad[qpu]", and to draw "spingrad[qpu,plot]"',
+        help="cost and chain breaks of a run, from its journal, or of a step, from its samples",
+        description="Prints the jobs, the cost and the chain breaks of a run, from its journal alone, or of "
+        "a step that spingrad.qpu.save_samples has written. With --call or --out it also draws one call: the "
+        "chains on the chip, the energies of the samples, the chain breaks. "
+        'Needs: pip install "spingrad[qpu]", and to draw "spingrad[qpu,plot]"',
     )
-    inspect.add_argument("journal", type=input_file, metavar="JOURNAL")
+    inspect.add_argument("journal", type=input_file, metavar="JOURNAL", help="or the samples of a step")
     inspect.add_argument(
         "--call", type=whole(), metavar="N", help="draw this call, from 1; default: the last"
     )
@@ -240,23 +243,33 @@ def _chip(args: argparse.Namespace) -> "Chip":
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    from spingrad.qpu import Journal, inspect, samples
+
+    draw = args.call or args.out
+    if samples.is_samples(args.journal):
+        chip, step = samples.load_samples(args.journal)
+        _print_pairs(samples.summary(chip, step))
+        if draw:
+            _write_picture(args, samples.picture(chip, step, args.call or len(step)))
+        return
+    journal = Journal(args.journal, read_only=True)
+    _print_pairs(inspect.summary(journal))
+    if draw:
+        calls = inspect.answered_calls(journal)
+        _write_picture(args, inspect.picture(calls, args.call or len(calls)))
+
+
+def _write_picture(args: argparse.Namespace, canvas: "Figure") -> None:
     from spingrad._figures import MARK
     from spingrad._files import check_own, write_atomically
-    from spingrad.qpu import Journal
-    from spingrad.qpu.inspect import answered_calls, picture, summary
 
-    journal = Journal(args.journal, read_only=True)
-    _print_pairs(summary(journal))
-    if args.call or args.out:
-        calls = answered_calls(journal)
-        canvas = picture(calls, args.call or len(calls))
-        out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
-        if args.out is None:
-            check_own(out, MARK)
-        drawing = io.BytesIO()
-        canvas.savefig(drawing, format=out.suffix[1:] or None, dpi=200)
-        write_atomically(out, drawing.getvalue())
-        print(out)
+    out = args.out or args.journal.with_name(f"{args.journal.name}.svg")
+    if args.out is None:
+        check_own(out, MARK)
+    drawing = io.BytesIO()
+    canvas.savefig(drawing, format=out.suffix[1:] or None, dpi=200)
+    write_atomically(out, drawing.getvalue())
+    print(out)
 
 
 def _emulate(args: argparse.Namespace) -> None:

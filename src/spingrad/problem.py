@@ -1,14 +1,18 @@
 """The projection problem: which spins best reproduce a layer's gradient?"""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from spingrad._files import write_atomically
 from spingrad._numbers import check_whole
+from spingrad._tensors import Format
+from spingrad._version import __version__
 from spingrad.bounds import box_bound, box_minimum
 from spingrad.rows import DenseRows, Rows
 
@@ -17,6 +21,13 @@ if TYPE_CHECKING:
 
 
 MOST_COUPLINGS = 50_000_000  # of a dimod model: some gigabytes
+FORMAT = Format(
+    "spingrad problem", 1, "origin", "a problem", "Problems are written by problem.save(path): write it again"
+)
+
+
+class ProblemFileError(ValueError):
+    """A file that is not a problem, or was changed since it was written; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +42,7 @@ class BinaryQuadratic:
         H: Fields on the spins, shape ``(n, m)``: ``ZᵀV`` for the paper's target ``V``.
         offset: A constant added to each unit's energy, shape ``(m,)``.
         idle: Units without a gradient, which a step does not move, shape ``(m,)``.
+        origin: Where the problem comes from, such as the step and the layer: values that JSON can hold.
 
     Example:
         >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
@@ -42,6 +54,7 @@ class BinaryQuadratic:
     H: Tensor
     offset: Tensor
     idle: Tensor
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n, m = self.rows.shape[1], self.H.shape[-1]
@@ -165,6 +178,39 @@ class BinaryQuadratic:
         model.offset = float(offset.sum())
         return model
 
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file with a SHA-256; an existing file is replaced atomically.
+
+        The rows are written as one matrix, and ``origin`` with the versions of spingrad and torch.
+
+        Raises:
+            TypeError: JSON cannot hold ``origin``.
+        """
+        tensors = {"rows": self.rows.dense(), "H": self.H, "offset": self.offset, "idle": self.idle}
+        versions = {"spingrad": __version__, "torch": str(torch.__version__)}
+        content = FORMAT.to_bytes(
+            {"versions": versions, **self.origin},
+            {name: own.detach().cpu().contiguous().numpy() for name, own in tensors.items()},
+        )
+        write_atomically(Path(path), content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "BinaryQuadratic":
+        """Read a problem that :meth:`save` has written. Nothing is unpickled or executed.
+
+        Raises:
+            ProblemFileError: The file is not a problem, or was changed since it was written.
+        """
+        try:
+            origin, arrays = FORMAT.read(Path(path))
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            _check_saved(tensors)
+            return cls(
+                DenseRows(tensors["rows"]), tensors["H"], tensors["offset"], tensors["idle"], origin=origin
+            )
+        except (ValueError, TypeError) as error:
+            raise ProblemFileError(f"{path} is not a problem of spingrad: {error}") from None
+
     def _chosen(self, unit: int | None) -> "int | slice":
         if unit is None:
             return slice(None)
@@ -188,3 +234,16 @@ class BinaryQuadratic:
         small = whole.compressed()
         G = box_minimum(small.rows.dense(), whole.H, whole.offset, tolerance, max_iterations)
         return box_bound(whole.rows.dense(), whole.H, whole.offset, G)
+
+
+def _check_saved(tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors that do not make a problem; its constructor checks the shapes."""
+    if set(tensors) != {"rows", "H", "offset", "idle"}:
+        raise ValueError(f"it must hold the tensors H, idle, offset and rows, got {sorted(tensors)[:5]}")
+    kinds = {str(tensors[name].dtype) for name in ("rows", "H", "offset")}
+    if len(kinds) > 1 or not tensors["H"].is_floating_point() or tensors["idle"].dtype is not torch.bool:
+        raise ValueError(f"rows, H and offset must have one real dtype and idle must be bool, got {kinds}")
+    if tensors["rows"].ndim != 2 or tensors["H"].ndim != 2:
+        raise ValueError("rows and H must be matrices")
+    if not all(tensors[name].isfinite().all() for name in ("rows", "H", "offset")):
+        raise ValueError("it has values that are not finite")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spingrad_lab.report.sections import Section
     from spingrad_lab.runs import Lab
 
-RESULTS = Path("lab-results")
+RESULTS, PROBLEMS = Path("lab-results"), Path("lab/problems")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,6 +72,23 @@ def _parser() -> Parser:
     )
     docs.add_argument("root", nargs="?", type=folder, default=Path("."), metavar="DIR", help="the checkout")
     docs.set_defaults(command=_docs)
+
+    problems = actions.add_parser(
+        "problems",
+        help="write or verify the public set of projection problems",
+        description="Verify every file of the public set: its checksum, that its spins have the energies "
+        "that it names, and that no energy is below the lower bound. With --write, train networks on MNIST "
+        "and write the set first.",
+    )
+    problems.add_argument(
+        "folder", nargs="?", type=folder, default=PROBLEMS, metavar="DIR", help="%(default)s"
+    )
+    problems.add_argument("--write", action="store_true", help="write the set first; some minutes")
+    problems.add_argument(
+        "--prove", action="store_true", help="prove what is said to be proved; some minutes"
+    )
+    problems.add_argument("--quick", action="store_true", help="with --write, two small layers")
+    problems.set_defaults(command=_problems)
 
     bench = actions.add_parser(
         "bench",
@@ -207,6 +224,24 @@ def _report(args: argparse.Namespace) -> None:
 
     for path in write_report(args.folder):
         print(path)
+
+
+def _problems(args: argparse.Namespace) -> None:
+    from spingrad_lab import problems
+
+    if args.write:
+        for path in problems.write(args.folder, quick=args.quick):
+            print(path)
+    rows = problems.verify(args.folder, prove=args.prove)
+    table = Table("file", "inputs", "units", "proved", "% above the lower bound", box=None)
+    for row in rows:
+        table.add_row(
+            row["name"], *(str(row[key]) for key in ("n", "units", "proved")), f"{row['gap %']:.4f}"
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print(
+        f"{sum(row['units'] for row in rows)} problems, {sum(row['proved'] for row in rows)} of them proved"
+    )
 
 
 def _docs(args: argparse.Namespace) -> None:

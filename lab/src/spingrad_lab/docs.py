@@ -228,6 +228,7 @@ PLACES: dict[str, Print] = {
     "export-bytes": _table("bench/export", column="packed file"),
     "export-times": _table("bench/export", column="× int8"),
     "lfc": _table("lfc"),
+    "int8": _table("int8"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }

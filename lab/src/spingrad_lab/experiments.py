@@ -1,5 +1,6 @@
 """Every experiment and benchmark by its name on the command line."""
 
+from spingrad_lab.bench import annealers as annealers_bench
 from spingrad_lab.bench import (
     devices,
     elastic,
@@ -15,6 +16,7 @@ from spingrad_lab.bench import (
     runtime,
     slow_link,
     solvers,
+    starts,
     vote_accuracy,
 )
 from spingrad_lab.bench import step as step_bench
@@ -28,6 +30,7 @@ from spingrad_lab.beyond import (
     mnist_methods,
     networks,
     regimes,
+    rounding,
     step,
 )
 from spingrad_lab.paper import (
@@ -83,12 +86,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     "spoken-digits": networks.SPOKEN_DIGITS,
     "lfc": lfc.LFC(),
     "int8": int8.Int8(),
+    "rounding": rounding.Rounding(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 
 BENCHMARKS: dict[str, Experiment] = {
     "step": step_bench.Step(),
     "solvers": solvers.Solvers(),
+    "annealers": annealers_bench.Annealers(),
+    "starts": starts.Starts(),
     "devices": devices.Devices(),
     "growth": growth.Growth(),
     "memory": memory.Memory(),

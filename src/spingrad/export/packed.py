@@ -1,8 +1,6 @@
 """A network of bits and integers: run it, save it, and load it without trusting the file."""
 
 import dataclasses
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spingrad._files import write_atomically
+from spingrad._tensors import Format
 from spingrad.export.runtime import Backend, Runtime, chosen
 from spingrad.export.stages import (
     PRODUCTS,
@@ -27,12 +26,11 @@ from spingrad.export.stages import (
     flows,
 )
 
-KEY, VERSION = "spingrad packed network", 2  # in the metadata of the safetensors file
-MAX_HEADER = 2**20  # bytes; enough for a network of a thousand layers
 PACK_FIRST = (
     "A checkpoint of torch weights must be packed first: use spingrad.export.pack(model).save(path), or "
     "spingrad export with --model"
 )
+FORMAT = Format("spingrad packed network", 2, "network", "a packed network", PACK_FIRST)
 _KINDS = {kind.__name__.lower(): kind for kind in STAGES}
 _FIELDS = {"kind", "shape", "unit", "stages"}  # of a network in a file
 
@@ -126,9 +124,6 @@ class PackedModel:
 
     def to_bytes(self) -> bytes:
         """The content of the file that :meth:`save` writes."""
-        _need_safetensors()
-        from safetensors.numpy import save
-
         described = []
         tensors: dict[str, Array] = {}
         for place, (stage, reads) in enumerate(zip(self.stages, self.reads, strict=True)):
@@ -139,8 +134,7 @@ class PackedModel:
             name = type(stage).__name__.lower()
             described.append({"stage": name, "reads": reads, **plain, "tensors": sorted(arrays)})
         network = {"kind": self.kind, "shape": self.shape, "unit": self.unit, "stages": described}
-        signed = {"version": VERSION, "sha256": _checksum(network, tensors), "network": network}
-        return save(tensors, {KEY: json.dumps(signed)})
+        return FORMAT.to_bytes(network, tensors)
 
     @classmethod
     def load(cls, path: str | Path) -> "PackedModel":
@@ -152,59 +146,19 @@ class PackedModel:
         Raises:
             PackedFileError: The file is not a packed network, or was changed since it was written.
         """
-        _need_safetensors()
-        from safetensors import SafetensorError, safe_open
-
         path = Path(path)
-        _check_header(path)
         try:
-            with safe_open(path, "numpy") as file:
-                signed = _signed(file.metadata() or {})
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            network = signed["network"]
-            if _checksum(network, tensors) != signed["sha256"]:
-                raise ValueError("its SHA-256 does not match its content; the file was changed or damaged")
+            network, tensors = FORMAT.read(path)
+            if set(network) != _FIELDS:
+                raise ValueError(f"its network must hold {', '.join(sorted(_FIELDS))}, and nothing else")
+            if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
+                raise ValueError("shape and stages must be lists")
             stages, reads = _graph(network["stages"], tensors)
             if tensors:
                 raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
             return cls(network["kind"], tuple(network["shape"]), stages, reads, network["unit"])
-        except (SafetensorError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise PackedFileError(f"{path} is not a packed network: {error}") from None
-
-
-def _check_header(path: Path) -> None:
-    """Refuse a header that is longer than the file or than ``MAX_HEADER``, before it is parsed."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-    size = path.stat().st_size
-    if size < 8 or length > size - 8 or length > MAX_HEADER:
-        raise PackedFileError(
-            f"{path} is not a packed network: expected a safetensors file with a header of at most "
-            f"{MAX_HEADER:,} bytes, got {length:,} in a file of {size:,} bytes. {PACK_FIRST}"
-        )
-
-
-def _signed(metadata: dict[str, str]) -> dict[str, Any]:
-    """Version, checksum and description of the network, after checking that all of them are there."""
-    if KEY not in metadata:
-        raise ValueError(f"its metadata describes no packed network. {PACK_FIRST}")
-    try:
-        signed = json.loads(metadata[KEY])
-    except RecursionError:
-        raise ValueError("its description is nested too deeply") from None
-    if not isinstance(signed, dict) or signed.get("version") != VERSION:
-        version = signed.get("version") if isinstance(signed, dict) else None
-        raise ValueError(
-            f"this spingrad reads version {VERSION} of the format, the file has version {version!r:.20}"
-        )
-    network = signed.get("network")
-    if set(signed) != {"version", "sha256", "network"} or not isinstance(network, dict):
-        raise ValueError("its metadata must hold version, sha256 and network, and nothing else")
-    if set(network) != _FIELDS:
-        raise ValueError(f"its network must hold {', '.join(sorted(_FIELDS))}, and nothing else")
-    if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
-        raise ValueError("shape and stages must be lists")
-    return signed
 
 
 def _graph(described: list[Any], tensors: dict[str, Array]) -> tuple[tuple[Stage, ...], Reads]:
@@ -246,20 +200,3 @@ def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
             expected_kind = "a tensor" if needs_array else "a plain value"
             raise ValueError(f"stage {place}, {kind.__name__}: {name} must be {expected_kind}")
     return kind(**fields)
-
-
-def _checksum(network: dict[str, Any], tensors: dict[str, Array]) -> str:
-    """SHA-256 of the description and of every tensor with its name, dtype and shape."""
-    digest = hashlib.sha256(json.dumps(network, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
-        digest.update(np.ascontiguousarray(tensor).data)
-    return digest.hexdigest()
-
-
-def _need_safetensors() -> None:
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        raise ImportError('packed files need safetensors: pip install "spingrad[export]"') from None

@@ -17,6 +17,8 @@ HAS_NUMBA = find_spec("numba") is not None
 Array = npt.NDArray[Any]
 Backend = Literal["auto", "numba", "torch"]
 _NO_OUTPUTS: Array = np.empty((0, 0), np.float32)
+NOISE = 2**16  # random numbers to choose a beginning from
+MOST_DESCENTS = 100  # sweeps after each read; descent ends long before
 MOST_ROWS = 1024  # the outputs of a vector of units fit in a processor's second cache
 
 
@@ -98,11 +100,59 @@ def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None 
     rows, couplings = packed(Z.numpy())
     H = H if H.stride(1) == 1 else H.contiguous()
     h, g, u = H.numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
-    threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
-    share = max(1, -(-len(h) // (LANES * threads))) * LANES
-    parts = [slice(start, start + share) for start in range(0, len(h), share)]
+    parts = _shares(len(h), LANES)
     if len(parts) == 1:
         descend(h, rows, couplings, g, u, num_sweeps)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), parts))
+
+
+def anneal_(
+    Z: Tensor,
+    H: Tensor,
+    G: Tensor,
+    temperatures: Array,
+    num_reads: int,
+    seed: int,
+    U: Tensor | None = None,
+) -> None:
+    """Simulated annealing of all units by a compiled kernel, shared out over threads.
+
+    Args:
+        Z: Rows, shape ``(r, n)``, on a CPU and in single precision like the rest.
+        H: Fields, shape ``(m, n)``.
+        G: Receives the best spins of each unit, shape ``(m, n)``.
+        temperatures: Factors of the noise, one per sweep of a read.
+        num_reads: Reads, each from the best spins so far.
+        seed: Of the random numbers, which do not depend on the number of threads.
+        U: Outputs ``G Zᵀ`` of the spins that ``G`` holds at the start; by default the start is zero.
+    """
+    from spingrad.kernels.descent_llvm import LANES, anneal, packed
+
+    rows, couplings = packed(Z.numpy())
+    h, g, u = H.contiguous().numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
+    random = np.random.default_rng(seed)
+    noise = logistic(random, NOISE + rows.shape[0] * rows.shape[2] * LANES)
+    places = random.integers(0, NOISE, (-(-len(h) // LANES), num_reads, len(temperatures)))
+    factors = temperatures.astype(np.float32)
+
+    def work(own: slice) -> None:
+        parts = places[own.start // LANES : -(-own.stop // LANES)]
+        anneal(h[own], rows, couplings, g[own], u[own], factors, noise, parts, MOST_DESCENTS)
+
+    with ThreadPoolExecutor(len(parts := _shares(len(h), LANES))) as pool:
+        list(pool.map(work, parts))
+
+
+def logistic(random: np.random.Generator, count: int) -> Array:
+    """Random numbers for which ``sign(f + T · number)`` is +1 with probability ``1 / (1 + exp(-f / T))``."""
+    uniform = random.random(count, np.float32).clip(1e-7, 1 - 1e-7)
+    return np.asarray(np.log(uniform / (1 - uniform)), np.float32)
+
+
+def _shares(units: int, lanes: int) -> list[slice]:
+    """The units that each thread takes, whole vectors of them."""
+    threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
+    share = max(1, -(-units // (lanes * threads))) * lanes
+    return [slice(start, min(units, start + share)) for start in range(0, units, share)]

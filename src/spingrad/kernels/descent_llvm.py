@@ -199,3 +199,84 @@ def descend(H: Array, rows: Array, couplings: Array, G: Array, U: Array, sweeps:
             if not _sweep(work, rows, couplings):
                 break
         _move(G, unit, work, spins, False)
+
+
+@_compiled()
+def anneal(
+    H: Array,
+    rows: Array,
+    couplings: Array,
+    G: Array,
+    U: Array,
+    temperatures: Array,
+    noise: Array,
+    places: Array,
+    descents: int,
+) -> None:
+    """Sweeps with noise on the fields, then descent, again and again, each time from the best spins so far.
+
+    Args:
+        H: Fields, shape ``(m, n)``, in single precision like the rest.
+        rows: As :func:`packed` returns them, like the couplings.
+        couplings: Couplings of neighbouring spins.
+        G: Receives the best spins of each unit, shape ``(m, n)``.
+        U: Outputs of the spins that ``G`` holds at the start, as in :func:`descend`.
+        temperatures: Factors of the noise, one per sweep of a read.
+        noise: Random numbers, of which each sweep takes some in a row.
+        places: Where it takes them, shape ``(vectors of units, reads, sweeps)``.
+        descents: Largest number of sweeps without noise, after each read.
+    """
+    k, n = rows.shape[1], len(rows) * BLOCK
+    fields, spins = k * LANES, (k + n) * LANES
+    work = np.zeros((k + 2 * n) * LANES, H.dtype)
+    own, best = np.zeros(n * LANES, H.dtype), np.zeros((k + n) * LANES, H.dtype)
+    energy, lowest = np.zeros(LANES, H.dtype), np.zeros(LANES, H.dtype)
+    for unit in range(0, len(H), LANES):
+        _move(H, unit, work, fields, True)
+        own[:] = work[fields:spins]
+        lowest[:] = np.inf
+        if U.shape[1]:
+            _move(U, unit, work, 0, True)
+            _move(G, unit, work, spins, True)
+            _keep_lower(work, own, fields, spins, energy, best, lowest)
+        else:
+            work[:fields] = 0
+            work[spins:] = 0
+        for read in range(places.shape[1]):
+            for sweep in range(places.shape[2]):
+                place = places[unit // LANES, read, sweep]
+                for i in range(n * LANES):
+                    work[fields + i] = own[i] + temperatures[sweep] * noise[place + i]
+                _sweep(work, rows, couplings)
+            work[fields:spins] = own
+            for _ in range(descents):
+                if not _sweep(work, rows, couplings):
+                    break
+            _keep_lower(work, own, fields, spins, energy, best, lowest)
+        _move(G, unit, work, spins, False)
+
+
+@_compiled()
+def _keep_lower(
+    work: Array, own: Array, fields: int, spins: int, energy: Array, best: Array, lowest: Array
+) -> None:
+    """Keep outputs and spins of units whose energy is lower than ever; give the others their best back."""
+    energy[:] = 0
+    for i in range(0, fields, LANES):
+        for lane in range(LANES):
+            energy[lane] += work[i + lane] * work[i + lane]
+    for i in range(0, len(own), LANES):
+        for lane in range(LANES):
+            energy[lane] -= 2 * own[i + lane] * work[spins + i + lane]
+    for lane in range(LANES):
+        if energy[lane] < lowest[lane]:
+            lowest[lane] = energy[lane]
+            for i in range(lane, fields, LANES):
+                best[i] = work[i]
+            for i in range(lane, len(own), LANES):
+                best[fields + i] = work[spins + i]
+        elif energy[lane] > lowest[lane]:
+            for i in range(lane, fields, LANES):
+                work[i] = best[i]
+            for i in range(lane, len(own), LANES):
+                work[spins + i] = best[fields + i]

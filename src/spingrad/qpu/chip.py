@@ -84,7 +84,14 @@ class Chip:
         return digest.hexdigest()[:32]
 
     def access_time(self, num_qubits: int, **sample_kwargs: Any) -> float:
-        """Microseconds of QPU time that a call is charged, by D-Wave's timing model of this chip."""
+        """Microseconds of QPU time that a call is charged, by D-Wave's timing model of this chip.
+
+        An ``anneal_schedule`` counts with its duration; one that begins at ``s = 1`` is reverse annealing.
+        """
+        if (
+            "anneal_schedule" in sample_kwargs
+        ):  # the model asks for a start, and looks only whether there is one
+            sample_kwargs = {"initial_state": True, "reinitialize_state": True, **sample_kwargs}
         solver = client_module("dwave.cloud.solver")
         data = {"id": self.name, "identity": {"name": self.name}, "properties": dict(self.properties)}
         model = solver.StructuredSolver(None, data)

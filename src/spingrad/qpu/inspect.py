@@ -184,16 +184,16 @@ def _draw_chip(axes: "Axes", foot: "Axes", call: AnsweredCall, number: int) -> N
     for layer in range(call.layers.max() + 1):
         cliques = np.flatnonzero(call.layers == layer)
         units = sorted({call.units[k] for k in cliques})
-        shades = _shades(_colour(layer), len(units))
+        shades = shades_of(colour_of(layer), len(units))
         for unit, shade in zip(units, shades, strict=True):
             here = (np.array(call.units) == unit)[page.clique_of]
-            _draw_lines(axes, points[shown[here[shown[:, 0]]]], color=shade, linewidth=0.9)
+            draw_lines(axes, points[shown[here[shown[:, 0]]]], color=shade, linewidth=0.9)
             axes.plot(*points[here].T, "o", color=shade, markersize=1.7, markeredgewidth=0, rasterized=True)
         copies, size = len(cliques) / len(units), len(page.cliques[cliques[0]])
         text = f"{len(units)} {'units' if len(units) > 1 else 'unit'} of {size} spins"
         legend[text + (f", {copies:g} copies each" if copies > 1 else "")] = shades
     foot.axis("off")
-    _draw_legend(foot, legend)
+    draw_legend(foot, legend)
     _draw_clique(foot.inset_axes((0.62, 0.0, 0.16, 1.0)), call, points)
     words = f"one of the largest units:\n{max(map(len, page.cliques))} chains, any two coupled"
     foot.text(0.8, 0.5, words, va="center", fontsize=8)
@@ -222,7 +222,7 @@ def _draw_clique(axes: "Axes", call: AnsweredCall, points: Floats) -> None:
     a, b = page.couplers.T
     own = page.couplers[(page.clique_of[a] == largest) & (page.clique_of[b] == largest)]
     alike = page.spin_of[own[:, 0]] == page.spin_of[own[:, 1]]
-    _draw_lines(axes, points[own[~alike]], color="#BBBBBB", linewidth=0.3)
+    draw_lines(axes, points[own[~alike]], color="#BBBBBB", linewidth=0.3)
     palette = (
         _figures.BLUE,
         _figures.ORANGE,
@@ -233,19 +233,19 @@ def _draw_clique(axes: "Axes", call: AnsweredCall, points: Floats) -> None:
     )
     for spin in range(page.starts[largest], page.starts[largest + 1]):
         colour = palette[spin % len(palette)]
-        _draw_lines(axes, points[own[alike & (page.spin_of[own[:, 0]] == spin)]], color=colour, linewidth=1.6)
+        draw_lines(axes, points[own[alike & (page.spin_of[own[:, 0]] == spin)]], color=colour, linewidth=1.6)
         axes.plot(*points[page.spin_of == spin].T, "o", color=colour, markersize=2.6, markeredgewidth=0)
     axes.set_aspect("equal")
     axes.axis("off")
 
 
-def _draw_lines(axes: "Axes", pairs: Floats, **style: Any) -> None:  # (lines, 2, 2)
+def draw_lines(axes: "Axes", pairs: Floats, **style: Any) -> None:  # (lines, 2, 2)
     """Many lines as one path."""
     gaps = np.full((len(pairs), 1, 2), np.nan)
     axes.plot(*np.concatenate([pairs, gaps], axis=1).reshape(-1, 2).T, solid_capstyle="round", **style)
 
 
-def _draw_legend(axes: "Axes", legend: dict[str, list[Any]]) -> None:
+def draw_legend(axes: "Axes", legend: dict[str, list[Any]]) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
@@ -259,11 +259,11 @@ def _draw_legend(axes: "Axes", legend: dict[str, list[Any]]) -> None:
     )
 
 
-def _colour(layer: int) -> str:
+def colour_of(layer: int) -> str:
     return LAYER_COLOURS[layer % len(LAYER_COLOURS)]
 
 
-def _shades(colour: str, count: int) -> list[Any]:
+def shades_of(colour: str, count: int) -> list[Any]:
     """Shades of a colour, from light to dark."""
     from matplotlib.colors import to_rgb
 
@@ -279,8 +279,8 @@ def _draw_energies(axes: "Axes", call: AnsweredCall, number: int) -> None:
     bins = np.linspace(0, max(widest, 0.1), 31)
     for layer, values in excess.items():
         shares = 100 * np.histogram(values, bins)[0] / len(values)
-        axes.stairs(shares, bins, fill=True, color=_colour(layer), alpha=0.25, linewidth=0)
-        axes.stairs(shares, bins, color=_colour(layer), linewidth=1.5)
+        axes.stairs(shares, bins, fill=True, color=colour_of(layer), alpha=0.25, linewidth=0)
+        axes.stairs(shares, bins, color=colour_of(layer), linewidth=1.5)
     axes.set_title(f"energies of call {number}, chains repaired")
     axes.set_xlabel("energy above the unit's best sample (1: random spins)")
     axes.set_ylabel("samples of each layer, %")

@@ -15,6 +15,7 @@ from spingrad.qpu.chip import Chip, Floats, Ints
 from spingrad.qpu.embedding import Clique
 
 Spins = npt.NDArray[np.int8]
+UNUSED = 3  # in an ``initial_state``
 PREFACTOR = 1.414  # of uniform torque compensation, the default of D-Wave's composites
 
 
@@ -128,6 +129,13 @@ class Page:
     def _total(self, J: Floats) -> Floats:  # (c,) -> (q,)
         """Sum over the couplers of each qubit."""
         return np.bincount(self.couplers.ravel(), np.repeat(J, 2), len(self.qubits)).astype(np.float64)
+
+    def state(self, spins: Sequence[Spins]) -> list[int]:  # one value for each qubit of the chip
+        """The spins of each clique as D-Wave's ``initial_state``: alike in a chain, 3 if unused."""
+        values = np.full(int(self.chip.properties["num_qubits"]), UNUSED)
+        values[self.qubits] = np.concatenate(spins)[self.spin_of]
+        state: list[int] = values.tolist()
+        return state
 
     def chains(self, samples: Spins) -> tuple[Floats, npt.NDArray[np.bool_]]:  # (samples, spins) each
         """The majority of each chain's qubits, and whether the chain is broken: whether its qubits differ."""

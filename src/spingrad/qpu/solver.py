@@ -5,29 +5,46 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
 from spingrad.qpu.calls import Call, block_sizes, calls_for
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO, BudgetError, Journal
-from spingrad.qpu.packing import PREFACTOR, Ising, Reading, packed
+from spingrad.qpu.packing import PREFACTOR, Ising, Reading, Spins, packed
 from spingrad.qpu.service import QPUService
 from spingrad.qpu.submission import GraphChangedError, Submission
 from spingrad.rows import DenseRows
-from spingrad.solvers.base import Info, Solution, Solver
+from spingrad.solvers.base import Info, Solution, Solver, checked_start
 
 log = logging.getLogger(__name__)
 
 SLICE = 0.1  # seconds of a single wait: Windows cannot interrupt one with Ctrl-C
 PAUSE, GRACE = 0.02, 0.7  # seconds between two attempts to stop the calls of a step, and of all of them
-REPLAYED = ("num_reads", "block_size", "num_sweeps", "chain_strength_prefactor", "sample_kwargs")
+REPLAYED = (
+    "num_reads",
+    "block_size",
+    "num_sweeps",
+    "chain_strength_prefactor",
+    "reverse_schedule",
+    "reinitialize_state",
+    "sample_kwargs",
+)
 """The settings that decide which problems are sent; the journal keeps them for a replay."""
+
+REVERSE_SCHEDULE = ((0.0, 1.0), (5.0, 0.45), (15.0, 0.45), (20.0, 1.0))
+"""Points (microseconds, ``s``) of a reverse anneal: back to ``s = 0.45``, a pause there, and forward again.
+
+It takes as long as an anneal forward does by default. At a larger ``s`` the samples stay closer to the start,
+at a smaller one they forget it; which is best depends on the chip and the problem.
+"""
 
 
 class QPUSolver(Solver):
@@ -42,6 +59,9 @@ class QPUSolver(Solver):
     it: a run that is resumed from a checkpoint pays nothing twice, and :meth:`replay` repeats a whole run
     bit for bit without a QPU.
 
+    ``solve(problem, initial=spins)`` begins at given spins by reverse annealing, and returns no unit with a
+    higher energy than its start has.
+
     Args:
         journal: File of the run's journal; a new file starts a new run. A :class:`~spingrad.qpu.Journal` that
             was opened with ``read_only=True`` is replayed, without a QPU.
@@ -53,6 +73,9 @@ class QPUSolver(Solver):
         block_size: Most spins of a unit that are on the chip at once.
         num_sweeps: Passes over the blocks of a wide layer.
         chain_strength_prefactor: Prefactor of uniform torque compensation.
+        reverse_schedule: Points (microseconds, ``s``) of the anneal from given spins, from ``s = 1`` back to
+            a smaller one and forward to 1. It replaces ``annealing_time`` and ``anneal_schedule`` there.
+        reinitialize_state: Whether each read begins at the given spins, or where the read before has ended.
         deadline: Seconds that a call may take, including its time in the queue.
         settle: Seconds to look for a job whose submission failed.
         calls_in_flight: Most calls that are sent at the same time, if a step needs several.
@@ -65,6 +88,8 @@ class QPUSolver(Solver):
             ...  # the usual training loop
     """
 
+    keeps_starts: ClassVar[bool] = True
+
     def __init__(
         self,
         journal: str | Path | Journal,
@@ -76,6 +101,8 @@ class QPUSolver(Solver):
         block_size: int = 32,
         num_sweeps: int = 1,
         chain_strength_prefactor: float = PREFACTOR,
+        reverse_schedule: Sequence[Sequence[float]] = REVERSE_SCHEDULE,
+        reinitialize_state: bool = True,
         deadline: float = 600.0,
         settle: float = 10.0,
         calls_in_flight: int = 4,
@@ -88,11 +115,17 @@ class QPUSolver(Solver):
             raise ValueError(
                 f"settle must be at least 0 and less than the deadline of {deadline} s, got {settle}"
             )
-        for name in ("answer_mode", "auto_scale", "label", "num_reads"):
+        for name in ("answer_mode", "auto_scale", "initial_state", "label", "num_reads"):
             if name in sample_kwargs:
                 raise ValueError(f"{name} is set by the solver and cannot be passed")
+        if is_reverse(forward := sample_kwargs.get("anneal_schedule")):
+            raise ValueError(
+                f"a schedule that begins at s = 1 is passed as reverse_schedule, got {forward!r}"
+            )
         self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
         self.chain_strength_prefactor, self.sample_kwargs = chain_strength_prefactor, sample_kwargs
+        self.reverse_schedule = checked_reverse(reverse_schedule)
+        self.reinitialize_state = reinitialize_state
         self.fallback, self.calls_in_flight = fallback, calls_in_flight
         self._service: QPUService | None = None
         if isinstance(journal, Journal):
@@ -105,7 +138,7 @@ class QPUSolver(Solver):
             self._journal.keep_chip(self._service.chip)
             self._journal.keep_settings({name: getattr(self, name) for name in REPLAYED})
         self._submission = Submission(self._service, self._journal, deadline, settle)
-        self._known_calls: dict[tuple[str | None, str, tuple[int, ...]], list[Call]] = {}
+        self._known_calls: dict[tuple[str | None, str, tuple[int, ...], bool], list[Call]] = {}
 
     @classmethod
     def replay(cls, journal: str | Path) -> "QPUSolver":
@@ -148,51 +181,61 @@ class QPUSolver(Solver):
         """Close the journal; leaving a ``with`` block does it too."""
         self._journal.close()
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
-        return self.solve_all([problem], seed=seed)[0]
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit of one problem.
+
+        Args:
+            problem: The problem.
+            initial: Spins to begin at, shape ``(n, m)``: the QPU anneals backwards from there, by the
+                ``reverse_schedule``. A unit keeps its start where no sample is better.
+            seed: Names the step in the journal; the QPU itself has no seed.
+        """
+        layer = _Layer(problem, self.block_size, initial)
+        return self._solve_layers([layer], seed)[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
-        layers = [_Layer(problem, self.block_size) for problem in problems]
+        return self._solve_layers([_Layer(problem, self.block_size) for problem in problems], seed)
+
+    def _solve_layers(self, layers: "list[_Layer]", seed: int) -> list[Solution]:
         rounds = max((len(layer.blocks) for layer in layers), default=0)
         try:
             for turn in range(rounds * self.num_sweeps):
                 taking = [layer for layer in layers if turn % rounds < len(layer.blocks)]
-                parts = [layer.part(turn % rounds) for layer in taking]
-                for layer, own in zip(taking, self._sample(parts, f"{seed:x}-{turn}"), strict=True):
+                units = [(i, unit) for i, layer in enumerate(taking) for unit in layer.units(turn % rounds)]
+                readings = self._sample([unit for _, unit in units], f"{seed:x}-{turn}")
+                for i, layer in enumerate(taking):
+                    own = [reading for (k, _), reading in zip(units, readings, strict=True) if k == i]
                     layer.settle(turn % rounds, own)
         except BudgetError as error:
             if self.fallback is None:
                 raise
             log.warning("%s; going on with %r", error, self.fallback)
-            return self.fallback.solve_all(problems, seed=seed)
+            found = self.fallback.solve_all([layer.problem for layer in layers], seed=seed)
+            return [layer.better(solution) for layer, solution in zip(layers, found, strict=True)]
         return [layer.solution() for layer in layers]
 
-    def _sample(self, parts: Sequence[BinaryQuadratic], key: str) -> list[list[Reading]]:
-        """Samples of every unit of every part."""
+    def _sample(self, units: "list[_Unit]", key: str) -> list[Reading]:
+        """Samples of every unit."""
         try:
-            return self._sample_once(parts, key)
+            return self._sample_once(units, key)
         except GraphChangedError as error:
             log.warning("%s; the units are laid out again", error)
             self._journal.keep_chip(self.chip)
-            return self._sample_once(parts, key)
+            return self._sample_once(units, key)
 
-    def _sample_once(self, parts: Sequence[BinaryQuadratic], key: str) -> list[list[Reading]]:
-        units = [(i, ising) for i, part in enumerate(parts) for ising in _ising_of(part)]
-        calls = self._calls(tuple(len(ising.h) for _, ising in units), key)
+    def _sample_once(self, units: "list[_Unit]", key: str) -> list[Reading]:
+        calls = self._calls(tuple(len(unit.ising.h) for unit in units), key, _reverse(units))
         answers = self._side_by_side(
             [
-                partial(self._call, call, [units[u][1] for u in call.units], f"{key}-{number}")
+                partial(self._call, call, [units[u] for u in call.units], f"{key}-{number}")
                 for number, call in enumerate(calls)
             ]
         )
-        readings: list[list[Reading]] = [[] for _ in units]
+        copies: list[list[Reading]] = [[] for _ in units]
         for call, answer in zip(calls, answers, strict=True):
             for unit, reading in zip(call.units, answer, strict=True):
-                readings[unit].append(reading)
-        results: list[list[Reading]] = [[] for _ in parts]
-        for (i, _), copies in zip(units, readings, strict=True):
-            results[i].append(Reading.joined(copies))
-        return results
+                copies[unit].append(reading)
+        return [Reading.joined(own) for own in copies]
 
     def _side_by_side(self, calls: Sequence[Callable[[Event], list[Reading]]]) -> list[list[Reading]]:
         """The results of all calls; each is given an event that is set when the step is interrupted."""
@@ -214,45 +257,68 @@ class QPUSolver(Solver):
             pool.shutdown(wait=False)
         return [future.result() for future in futures]
 
-    def _calls(self, sizes: tuple[int, ...], key: str) -> list[Call]:
+    def _calls(self, sizes: tuple[int, ...], key: str, reverse: bool) -> list[Call]:
         """The calls that were answered earlier, on any of the run's chips, or else new ones."""
         earlier = self._journal.chips.values() if self._journal.attempts_of(f"{key}-0") else ()
         for chip in (self.chip, *earlier):
-            calls = self._calls_on(chip, sizes)
+            calls = self._calls_on(chip, sizes, reverse)
             if all(self._journal.has_answer(f"{key}-{n}", call.page.name) for n, call in enumerate(calls)):
                 return calls
-        return self._calls_on(self.chip, sizes)
+        return self._calls_on(self.chip, sizes, reverse)
 
-    def _calls_on(self, chip: Chip, sizes: tuple[int, ...]) -> list[Call]:
-        place = (chip.graph_id, chip.key, sizes)
+    def _calls_on(self, chip: Chip, sizes: tuple[int, ...], reverse: bool) -> list[Call]:
+        place = (chip.graph_id, chip.key, sizes, reverse)
         if place not in self._known_calls:
-            calls = calls_for(chip, sizes, self.num_reads, **self.sample_kwargs)
+            calls = calls_for(chip, sizes, self.num_reads, **self._params(reverse))
             for call in calls:
                 if self._service is not None:
                     self._journal.keep_layout(call.page.name, call.page.cliques)
             self._known_calls[place] = calls
         return self._known_calls[place]
 
-    def _call(self, call: Call, problems: list[Ising], key: str, stopped: Event) -> list[Reading]:
+    def _params(self, reverse: bool) -> dict[str, Any]:
+        """The parameters of the QPU that the user has set, for an anneal forward or from a start."""
+        if not reverse:
+            return self.sample_kwargs
+        kept = {k: v for k, v in self.sample_kwargs.items() if k not in ("annealing_time", "anneal_schedule")}
+        schedule = {"anneal_schedule": self.reverse_schedule, "reinitialize_state": self.reinitialize_state}
+        return kept | schedule
+
+    def _call(self, call: Call, units: "list[_Unit]", key: str, stopped: Event) -> list[Reading]:
+        problems, starts = [unit.ising for unit in units], [unit.start for unit in units]
         programmed = call.page.program(problems, self.chain_strength_prefactor)
-        params = {"num_reads": call.num_reads, **self.sample_kwargs}
-        cost = call.cost_us(**self.sample_kwargs)
-        params |= {"answer_mode": "histogram", "auto_scale": False}
+        own = self._params(_reverse(units))
+        params = {"num_reads": call.num_reads, **own, "answer_mode": "histogram", "auto_scale": False}
+        if _reverse(units):
+            params["initial_state"] = call.page.state([start for start in starts if start is not None])
         once = dict(zip(call.units, problems, strict=True))
         facts = {"layout": call.page.name, "units": call.units, "problems": packed(list(once.values()))}
+        cost = call.cost_us(**own)
         answer = self._submission.sample(programmed, call.page.chip, key, cost, params, stopped, **facts)
         return call.page.read(answer.spins, answer.occurrences, problems)
+
+
+class _Unit(NamedTuple):
+    """What the chip is given of one unit."""
+
+    ising: Ising
+    start: Spins | None  # (n,)
+
+
+def _reverse(units: Sequence[_Unit]) -> bool:
+    return any(unit.start is not None for unit in units)  # all of them, or none
 
 
 class _Layer:
     """One layer's problem while its blocks are solved in turn."""
 
-    def __init__(self, problem: BinaryQuadratic, block_size: int) -> None:
-        self.problem = problem
+    def __init__(self, problem: BinaryQuadratic, block_size: int, initial: Tensor | None = None) -> None:
+        self.problem, self.has_start = problem, initial is not None
         double = problem.double()
         self.Z, self.H = double.rows.dense().cpu(), double.H.cpu()
         self.blocks = torch.arange(problem.num_spins).split(block_sizes(problem.num_spins, block_size))
-        self.spins = torch.zeros_like(self.H)
+        start = torch.zeros_like(self.H) if initial is None else checked_start(problem, initial).to(self.H)
+        self.spins = start
         self.broken = torch.zeros(problem.num_units, dtype=torch.float64)
         self.visits = 0
 
@@ -263,6 +329,16 @@ class _Layer:
         others[own] = 0
         z = self.Z[:, own]
         return BinaryQuadratic.of(DenseRows(z), self.H[own] - z.T @ (self.Z @ others))
+
+    def units(self, block: int) -> list[_Unit]:
+        """Every unit of one block in Ising form; they share their couplings."""
+        part = self.part(block)
+        J = (2 * part.rows.gram().triu(1)).cpu().numpy()
+        starts = self.spins[self.blocks[block]].T.to(torch.int8).numpy()
+        return [
+            _Unit(Ising(h, J), start if self.has_start else None)
+            for h, start in zip((-2 * part.H).T.contiguous().cpu().numpy(), starts, strict=True)
+        ]
 
     def settle(self, block: int, readings: Sequence[Reading]) -> None:
         """Take the best sample of every unit, unless the block was better before."""
@@ -278,8 +354,29 @@ class _Layer:
         info = Info(chain_breaks=self.broken / max(self.visits, 1))
         return Solution(self.problem, self.spins.to(self.problem.H), info)
 
+    def better(self, other: Solution) -> Solution:
+        """The solution of another solver, with the spins of this layer where those are better."""
+        if not self.has_start:
+            return other
+        own = self.spins.to(self.problem.H)
+        worse = self.problem.energy(own) <= other.energy
+        return Solution(self.problem, torch.where(worse, own, other.spins), other.info)
 
-def _ising_of(problem: BinaryQuadratic) -> list[Ising]:
-    """Every unit in Ising form; they share their couplings."""
-    J = (2 * problem.rows.gram().triu(1)).cpu().numpy()
-    return [Ising(h, J) for h in (-2 * problem.H).T.contiguous().cpu().numpy()]
+
+def is_reverse(schedule: Any) -> bool:
+    """Whether an anneal schedule begins at ``s = 1``."""
+    return bool(schedule) and schedule[0][1] == 1
+
+
+def checked_reverse(schedule: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The points of a reverse anneal; the limits of a chip are checked by its service."""
+    points = [[float(value) for value in point] for point in schedule]
+    times, s = ([point[k] for point in points if len(point) == 2] for k in (0, 1))
+    increasing = all(before < after for before, after in pairwise(times))
+    inside = all(0 <= value <= 1 for value in s)
+    if not (len(s) == len(points) >= 2 and times[0] == 0 and s[0] == s[-1] == 1 and increasing and inside):
+        raise ValueError(
+            "reverse_schedule has points (microseconds, s) at increasing times from 0 on, with s between 0 "
+            f"and 1, and 1 at both ends, such as {[list(p) for p in REVERSE_SCHEDULE]}; got {schedule!r}"
+        )
+    return points

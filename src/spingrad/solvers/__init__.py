@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from spingrad.solvers.annealing import AnnealingSolver
 from spingrad.solvers.base import Info, Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
 from spingrad.solvers.dimod import DimodSolver
@@ -10,9 +11,11 @@ from spingrad.solvers.gurobi import GurobiSolver
 from spingrad.solvers.sign import SignSolver
 
 if TYPE_CHECKING:
-    from spingrad.solvers.sampler import BlockDescentSampler
+    from spingrad.solvers.sampler import AnnealingSampler, BlockDescentSampler
 
 __all__ = [
+    "AnnealingSampler",
+    "AnnealingSolver",
     "BlockDescentSampler",
     "BlockDescentSolver",
     "DimodSolver",
@@ -27,8 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "BlockDescentSampler":  # derives from a class of dimod, which takes 0.3 s to import
-        from spingrad.solvers.sampler import BlockDescentSampler
+    if name in ("AnnealingSampler", "BlockDescentSampler"):  # of a class of dimod: 0.3 s to import
+        from spingrad.solvers import sampler
 
-        return BlockDescentSampler
+        return getattr(sampler, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

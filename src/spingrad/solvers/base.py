@@ -22,9 +22,10 @@ class Info(TypedDict, total=False):
         proved: Whether each unit's spins are known to be optimal, shape ``(m,)``.
         nodes: Nodes of the search for each unit, shape ``(m,)``.
         gap: How far below its energy each unit's optimum could lie, as a fraction, shape ``(m,)``.
-        timing: The sampler's own report of its time, per unit; keys and units are the sampler's.
+        timing: The sampler's own report of its time, per call; keys and units of time are the sampler's.
         chain_breaks: Share of chains that were broken, a mean over each unit's samples, shape ``(m,)``.
-        samples: All samples of each unit, on request.
+        samples: All samples, on request: one set per call, which is a unit or the whole layer.
+        embeddings: The qubits of each variable, one embedding per call.
     """
 
     proved: Tensor
@@ -33,6 +34,7 @@ class Info(TypedDict, total=False):
     timing: "list[dict[str, Any]]"
     chain_breaks: Tensor
     samples: "list[dimod.SampleSet]"
+    embeddings: "list[dict[Any, Any]]"
 
 
 @dataclass(frozen=True, eq=False)

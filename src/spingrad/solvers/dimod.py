@@ -1,5 +1,6 @@
 """Any dimod sampler as a solver: simulated annealing, classical or quantum, tabu, a D-Wave QPU."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +14,30 @@ from spingrad.solvers.base import Info, Solution, Solver, checked_start, derive_
 if TYPE_CHECKING:
     import dimod
     from dimod.core.sampler import Sampler
+    from numpy.typing import NDArray
+
+
+HYBRID_TIMES = (
+    "run_time",
+    "charge_time",
+    "qpu_access_time",
+)  # Leap's hybrid solvers put them beside the rest
 
 
 class DimodSolver(Solver):
     """Hand each unit to a dimod sampler and keep its best sample.
 
     ``solution.info`` has what the sampler tells of its time (``"timing"``) and of broken chains
-    (``"chain_breaks"``), and every sample of every unit (``"samples"``) if ``keep_samples`` is set.
+    (``"chain_breaks"``). With ``keep_samples``, it also has every sample (``"samples"``), and the chains of
+    each variable where the sampler embeds (``"embeddings"``); :attr:`latest` has the solutions of the last
+    step of an optimizer.
 
     Args:
         sampler: Any object with dimod's ``sample`` method.
-        keep_samples: Keep the ``SampleSet`` of every unit in ``solution.info["samples"]``.
+        keep_samples: Keep every ``SampleSet`` in ``solution.info["samples"]``.
+        whole_layers: Hand all units of a layer to the sampler as one model, over the variables
+            ``(unit, input)``, and keep the best sample of each unit: for samplers that take long or charge
+            much for each call, such as ``LeapHybridSampler``.
         **sample_kwargs: Passed on to ``sampler.sample`` untouched. A sampler that knows a ``seed`` gets
             one for each unit unless it is given here. OpenJij's ``SASampler`` and ``SQASampler`` get one
             for each read, or all their reads would be equal.
@@ -40,18 +54,37 @@ class DimodSolver(Solver):
         10
     """
 
-    def __init__(self, sampler: "Sampler", *, keep_samples: bool = False, **sample_kwargs: Any) -> None:
+    def __init__(
+        self,
+        sampler: "Sampler",
+        *,
+        keep_samples: bool = False,
+        whole_layers: bool = False,
+        **sample_kwargs: Any,
+    ) -> None:
         if isinstance(sampler, type) or not callable(getattr(sampler, "sample", None)):
             raise TypeError(
                 f"a dimod sampler has a method `sample`, got {sampler!r}; "
                 "pass an instance, such as SimulatedAnnealingSampler()"
             )
         self.sampler = sampler
-        self.keep_samples = keep_samples
+        self.keep_samples, self.whole_layers = keep_samples, whole_layers
         self.sample_kwargs = sample_kwargs
+        self._latest: list[Solution] = []
+
+    @property
+    def latest(self) -> list[Solution]:
+        """The solutions of the last step, one per layer; kept only with ``keep_samples``."""
+        return self._latest
+
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
+        solutions = super().solve_all(problems, seed=seed)
+        if self.keep_samples:
+            self._latest = solutions
+        return solutions
 
     def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
-        """Solve every unit, one call of the sampler each.
+        """Solve every unit, one call of the sampler each, or one for all.
 
         Args:
             problem: The problem.
@@ -61,31 +94,34 @@ class DimodSolver(Solver):
                 start.
             seed: For samplers that have one.
         """
-        import dimod
-
         double = problem.double()
-        starts = None if initial is None else self._starts(checked_start(problem, initial))
-        gram = double.rows.gram().cpu().numpy()
-        couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
-        biases = (-2 * double.H).T.cpu().numpy()
+        start = None if initial is None else checked_start(problem, initial).T.cpu().numpy().astype(np.int8)
         sampler = OpenJijSampler(self.sampler) if is_openjij(self.sampler) else self.sampler
-        own_seed = "seed" in getattr(sampler, "parameters", ()) and "seed" not in self.sample_kwargs
+        known = getattr(sampler, "parameters", {})
+        given = dict(self.sample_kwargs)
+        if self.keep_samples and "return_embedding" in known:
+            given.setdefault("return_embedding", True)
+        own_seed = "seed" in known and "seed" not in given
+        parts = [double] if self.whole_layers else list(double.in_parts(1))
         samples = []
-        for unit, h in enumerate(biases):
-            bqm = couplings.copy()  # the units differ only in their biases
-            bqm.add_linear_from_array(h)
-            extra = {"seed": derive_seed(seed, unit)} if own_seed else {}
-            extra |= {} if starts is None else starts[unit]
-            samples.append(sampler.sample(bqm, **self.sample_kwargs, **extra))
-        spins = torch.stack([_best(own) for own in samples], 1).to(problem.H)
-        return Solution(problem, spins, self._info(samples))
+        for call, bqm in enumerate([double.to_bqm()] if self.whole_layers else _units(double)):
+            extra = {"seed": derive_seed(seed, call)} if own_seed else {}
+            if start is not None:
+                extra |= self._start(bqm, start.ravel() if self.whole_layers else start[call])
+            samples.append(sampler.sample(bqm, **given, **extra))
+        spins = torch.cat([_best(part, own) for part, own in zip(parts, samples, strict=True)], 1)
+        return Solution(problem, spins.to(problem.H), self._info(samples, problem.num_units))
 
-    def _starts(self, spins: Tensor) -> list[dict[str, Any]]:
-        """What tells the sampler to begin at these spins, unit by unit."""
-        known = getattr(self.sampler, "parameters", {})
-        columns = spins.T.cpu().numpy().astype(np.int8)
+    def _start(self, bqm: "dimod.BinaryQuadraticModel", spins: "NDArray[np.int8]") -> dict[str, Any]:
+        """What tells the sampler to begin at these spins, one for each variable of the model."""
+        known, variables = getattr(self.sampler, "parameters", {}), list(bqm.variables)
+        if "spin_reversal_variables" in known:
+            raise ValueError(
+                "SpinReversalTransformComposite reverses spins at random, but not those of a start, which "
+                "would begin elsewhere; give this solver the sampler within it"
+            )
         if "initial_states" in known:
-            return [{"initial_states": (own[None], list(range(len(own))))} for own in columns]
+            return {"initial_states": (spins[None], variables)}
         if "initial_state" not in known:
             raise ValueError(
                 f"{type(self.sampler).__name__} takes no start: expected a sampler with the parameter "
@@ -94,20 +130,40 @@ class DimodSolver(Solver):
         if "anneal_schedule" in known and "anneal_schedule" not in self.sample_kwargs:
             raise ValueError(
                 "a QPU begins at given spins by annealing backwards, which needs a schedule: "
-                "DimodSolver(sampler, anneal_schedule=[[0, 1], [5, 0.45], [95, 0.45], [100, 1]])"
+                "DimodSolver(sampler, anneal_schedule=[[0, 1], [5, 0.45], [15, 0.45], [20, 1]])"
             )
-        return [{"initial_state": dict(enumerate(own.tolist()))} for own in columns]
+        return {"initial_state": dict(zip(variables, spins.tolist(), strict=True))}
 
-    def _info(self, samples: "list[dimod.SampleSet]") -> Info:
+    def _info(self, samples: "list[dimod.SampleSet]", num_units: int) -> Info:
         info, records = Info(), [own.record for own in samples]
-        if all("timing" in own.info for own in samples):
-            info["timing"] = [own.info["timing"] for own in samples]
+        times = [own.info.get("timing") or _hybrid_times(own) for own in samples]
+        if all(times):
+            info["timing"] = times
         if all("chain_break_fraction" in record.dtype.names for record in records):
             breaks = [np.average(r.chain_break_fraction, weights=r.num_occurrences) for r in records]
-            info["chain_breaks"] = torch.tensor(breaks)
+            info["chain_breaks"] = torch.tensor(breaks * (num_units if self.whole_layers else 1))
         if self.keep_samples:
             info["samples"] = samples
+            contexts = [own.info.get("embedding_context") for own in samples]
+            if all(contexts):
+                info["embeddings"] = [context["embedding"] for context in contexts if context]
         return info
+
+
+def _units(problem: BinaryQuadratic) -> "Iterator[dimod.BinaryQuadraticModel]":
+    """One model for each unit, over the variables ``0 … n-1``; they differ only in their biases."""
+    import dimod
+
+    gram = problem.rows.gram().cpu().numpy()
+    couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
+    for h in (-2 * problem.H).T.cpu().numpy():
+        bqm = couplings.copy()
+        bqm.add_linear_from_array(h)
+        yield bqm
+
+
+def _hybrid_times(samples: "dimod.SampleSet") -> dict[str, Any]:
+    return {name: samples.info[name] for name in HYBRID_TIMES if name in samples.info}
 
 
 def to_solver(solver: "Solver | Sampler") -> Solver:
@@ -123,10 +179,17 @@ def to_solver(solver: "Solver | Sampler") -> Solver:
         ) from None
 
 
-def _best(samples: "dimod.SampleSet") -> Tensor:
-    """The sample of lowest energy, in the order of the variables ``0 … n-1``."""
-    record = samples.record
-    if len(record) == 0:
+def _best(problem: BinaryQuadratic, samples: "dimod.SampleSet") -> Tensor:  # (n, m)
+    """The best spins of each unit, which may come from different samples.
+
+    The energies are computed again, since SpinReversalTransformComposite (dwave-preprocessing 0.6) returns
+    wrong ones for several transforms of an embedded model.
+    """
+    if len(samples) == 0:
         raise RuntimeError("the sampler returned no sample; try a larger num_reads")
-    row = record.sample[record.energy.argmin()]
-    return torch.from_numpy(row[np.argsort(np.asarray(samples.variables))].astype(np.float64))
+    n, m = problem.H.shape
+    labels = [(unit, i) for i in range(n) for unit in range(m)] if (0, 0) in samples.variables else range(n)
+    order = [samples.variables.index(label) for label in labels]
+    reads = torch.from_numpy(samples.record.sample[:, order].astype(np.float64)).view(-1, n, m).to(problem.H)
+    units = zip(problem.in_parts(1), reads.unbind(2), strict=True)
+    return torch.stack([own[part.energy(own.T).argmin()] for part, own in units], 1)

@@ -20,7 +20,7 @@ __all__ = ["Charge", "Fault", "Request", "Sapi"]
 
 
 class Sapi:
-    """An emulated QPU behind a web service with the interface that D-Wave's client expects.
+    """An emulated QPU and hybrid solver behind a web service with the interface that D-Wave's client expects.
 
     It uses the real wire format, refuses what the real service refuses, samples by simulated annealing,
     charges by D-Wave's timing model and fails on demand. ``ledger`` lists what was really charged, also for
@@ -110,7 +110,7 @@ class Sapi:
 
     @property
     def charged_us(self) -> float:
-        """Microseconds of QPU time charged so far."""
+        """Microseconds of QPU time charged so far; 20 of hybrid time count as one."""
         return self.service.charged_us
 
     @property

@@ -1,8 +1,11 @@
 """Refuses problems and parameters that the chip's definition does not allow."""
 
+from itertools import pairwise
 from typing import Any
 
-from spingrad.testing.sapi.annealer import Annealer
+import numpy as np
+
+from spingrad.testing.sapi.annealer import UNUSED, Annealer, is_reverse
 from spingrad.testing.sapi.chip import Chip
 from spingrad.testing.sapi.wire import Problem, decode_problem
 
@@ -22,6 +25,8 @@ def admit(body: dict[str, Any], annealer: Annealer) -> tuple[Problem, float]:
     _check_solver(body, chip)
     _check_params(params, chip)
     problem = decode_problem(body["type"], body["data"], chip)
+    if "initial_state" in params:
+        _check_start(params["initial_state"], problem, chip)
     if not params.get("auto_scale", True) and annealer.fill(problem) > 1 + ROUNDING:
         raise ValueError("h or J is out of range, and auto_scale is off")
     cost_us = chip.access_time(len(problem.qubits), params)
@@ -46,11 +51,52 @@ def _check_params(params: dict[str, Any], chip: Chip) -> None:
         if f"{name}_range" in chip.properties:
             _check_range(name, value, chip)
     if "anneal_schedule" in params:
-        _check_range("annealing_time", params["anneal_schedule"][-1][0], chip)
+        _check_schedule(params["anneal_schedule"], chip)
+    if is_reverse(params) != ("initial_state" in params):
+        raise ValueError(
+            "reverse annealing needs both an initial_state and an anneal_schedule that begins at s = 1"
+        )
     if not isinstance(params.get("num_reads", 1), int):
         raise ValueError(f"num_reads must be an integer, got {params['num_reads']!r}")
     if params.get("answer_mode", "histogram") not in ("histogram", "raw"):
         raise ValueError(f"answer_mode must be histogram or raw, got {params['answer_mode']!r}")
+
+
+def _check_schedule(schedule: Any, chip: Chip) -> None:
+    """The rules of D-Wave's documentation for the points ``[time, s]`` of a schedule."""
+    most, shortest = chip.properties["max_anneal_schedule_points"], chip.properties["annealing_time_range"][0]
+    points = np.array(schedule, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != 2 or not 2 <= len(points) <= most:
+        raise ValueError(f"anneal_schedule must have 2 to {most} points [time, s], got {schedule!r}")
+    times, s = points.T
+    rules = {
+        "must consist of finite numbers": np.isfinite(points).all(),
+        "must begin at time 0": times[0] == 0,
+        "must have increasing times": (np.diff(times) > 0).all(),
+        "must keep s between 0 and 1": ((s >= 0) & (s <= 1)).all(),
+        "must begin at s = 0, or at s = 1 for reverse annealing": s[0] in (0, 1),
+        "must end at s = 1": s[-1] == 1,
+        "must not let s decrease in a forward anneal": s[0] == 1 or (np.diff(s) >= 0).all(),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise ValueError(f"anneal_schedule {rule}, got {schedule!r}")
+    _check_range("annealing_time", times[-1], chip)
+    steepest = max(abs(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points.tolist()))
+    if round(steepest, 10) > 1 / shortest:
+        raise ValueError(f"anneal_schedule must not be steeper than {1 / shortest:g} per microsecond")
+
+
+def _check_start(state: Any, problem: Problem, chip: Chip) -> None:
+    """One value for each qubit of the chip, 3 for an unused one."""
+    values = problem.values
+    num_qubits = chip.properties["num_qubits"]
+    if not isinstance(state, list) or len(state) != num_qubits:
+        raise ValueError(f"initial_state must be a list of {num_qubits} values, one per qubit")
+    if not set(state) <= {*values, UNUSED}:
+        raise ValueError(f"initial_state of this problem may hold {values[0]}, {values[1]} and {UNUSED}")
+    if any(state[qubit] == UNUSED for qubit in problem.qubits):
+        raise ValueError("initial_state must have a value for every qubit of the problem")
 
 
 def _check_range(name: str, value: Any, chip: Chip) -> None:

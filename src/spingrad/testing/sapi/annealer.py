@@ -5,9 +5,15 @@ from typing import Any
 
 import numpy as np
 from dwave.samplers.sa.simulated_annealing import simulated_annealing
+from numpy.typing import NDArray
 
 from spingrad.testing.sapi.chip import Chip, Floats, Ints, Range
 from spingrad.testing.sapi.wire import Bits, Problem, encode_answer
+
+Spins = NDArray[np.int8]
+
+
+UNUSED = 3  # stands for a qubit without a value in an ``initial_state``
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,9 @@ class Annealer:
     """Simulated annealing in place of a QPU.
 
     The temperatures are fixed, as on a chip, so a problem that must be scaled down to fit the ranges is
-    sampled less precisely.
+    sampled less precisely. They follow the anneal fraction ``s`` of a schedule: hot at ``s = 0``, cold at
+    ``s = 1``, and geometric between. Only the shape of a schedule counts, as the number of sweeps is the
+    same for any duration. Reverse annealing begins at the given state; while ``s = 1``, nothing moves.
 
     Args:
         chip: The chip with its graph and its ranges.
@@ -45,7 +53,7 @@ class Annealer:
     def answer(self, problem: Problem, params: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Samples in the ``qp`` format, with the energies of the problem as submitted."""
         h, J = self._program(problem, params.get("auto_scale", True), rng)
-        bits = self._anneal(h, J, problem.pairs, params.get("num_reads", 1), rng)
+        bits = self._anneal(h, J, problem, params, rng)
         energies, occurrences = problem.energies(bits), None
         if params.get("answer_mode", "histogram") == "histogram":
             first, occurrences = _distinct(bits)
@@ -64,15 +72,47 @@ class Annealer:
         )
 
     def _anneal(
-        self, h: Floats, J: Floats, pairs: Ints, num_reads: int, rng: np.random.Generator
+        self, h: Floats, J: Floats, problem: Problem, params: dict[str, Any], rng: np.random.Generator
     ) -> Bits:  # -> (r, n)
-        # This is the compiled core of SimulatedAnnealingSampler. The sampler itself would spend most of a
-        # small job's time on dictionaries.
-        spins = rng.choice(np.array([-1, 1], dtype=np.int8), (num_reads, len(h)))
-        betas = np.geomspace(*self.beta_range, self.num_sweeps)
-        seed = int(rng.integers(1, 2**31))
-        spins, _ = simulated_annealing(num_reads, h, pairs[:, 0], pairs[:, 1], J, 1, betas, seed, spins)
+        num_reads, betas = params.get("num_reads", 1), self._betas(params.get("anneal_schedule"))
+
+        def annealed(spins: Spins) -> Spins:  # (r, n)
+            # This is the compiled core of SimulatedAnnealingSampler. The sampler itself would spend most of
+            # a small job's time on dictionaries.
+            seed, (a, b) = int(rng.integers(1, 2**31)), problem.pairs.T
+            return simulated_annealing(len(spins), h, a, b, J, 1, betas, seed, spins)[0]  # type: ignore[no-any-return]
+
+        if not is_reverse(params):
+            spins = annealed(rng.choice(np.array([-1, 1], dtype=np.int8), (num_reads, len(h))))
+        elif len(betas) == 0:
+            spins = _start(problem, params["initial_state"]).repeat(num_reads, 0)
+        elif params.get("reinitialize_state", True):
+            spins = annealed(_start(problem, params["initial_state"]).repeat(num_reads, 0))
+        else:  # each read begins where the one before has ended
+            reads = [_start(problem, params["initial_state"])]
+            for _ in range(num_reads):
+                reads.append(annealed(reads[-1].copy()))
+            spins = np.concatenate(reads[1:])
         return np.asarray(spins > 0, dtype=np.uint8)
+
+    def _betas(self, schedule: list[list[float]] | None) -> Floats:  # (num_sweeps,)
+        """Inverse temperatures along a schedule; none if nothing moves."""
+        times, s = np.array(schedule or [[0, 0], [1, 1]], dtype=np.float64).T
+        if s.min() == 1:
+            return np.zeros(0)
+        hot, cold = self.beta_range
+        along = np.interp(np.linspace(0, times[-1], self.num_sweeps), times, s)
+        return np.asarray(hot * (cold / hot) ** along)
+
+
+def is_reverse(params: dict[str, Any]) -> bool:
+    """Whether a job anneals backwards from a given state."""
+    return "anneal_schedule" in params and params["anneal_schedule"][0][1] == 1
+
+
+def _start(problem: Problem, state: list[int]) -> Spins:  # (1, n)
+    values = np.array(state)[None, problem.qubits]
+    return np.where(values > 0, 1, -1).astype(np.int8)
 
 
 def _fill(values: Floats, limits: Range) -> float:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any
+from typing import Any, TypeVar
 
 from spingrad.testing.sapi.faults import mutated
+from spingrad.testing.sapi.hybrid import NAME, Upload
 from spingrad.testing.sapi.service import Job, Service
+
+T = TypeVar("T")
 
 
 class NotFoundError(LookupError):
@@ -33,6 +36,8 @@ class HTTPRequest:
         match self.path, self.method:
             case ("solvers", *_), _:
                 return "solvers"
+            case ("bqm", *_), _:
+                return "upload"
             case ("problems", *_), "POST":
                 return "submit"
             case ("problems", *_), "DELETE":
@@ -56,6 +61,8 @@ class HTTPRequest:
     @property
     def media(self) -> str:
         """The media type that the client accepts in the reply."""
+        if self.stage == "upload":
+            return "application/json"
         match self.path:
             case ("solvers", _):
                 name = "solver-definition-list"
@@ -127,13 +134,32 @@ class Api:
                 return _encode([self._cancel(job_id) for job_id in request.json()])
             case "DELETE", ("problems", job_id):
                 return _encode(_known(self.service.cancel(job_id)).to_dict())
+            case "POST", ("bqm", "multipart"):
+                return _encode({"id": self.service.hybrid.begin()})
+            case _, ("bqm", "multipart", upload, *part):
+                return _encode(self._upload(request, _known(self.service.hybrid.upload(upload)), part))
         raise NotFoundError("no such resource")
 
     def _solvers(self, name: list[str], fields: str) -> bytes:
-        chip = self.service.annealer.chip
-        if name not in ([], [chip.identity["name"]]):
+        chip, hybrid = self.service.annealer.chip, self.service.hybrid
+        views = {chip.identity["name"]: chip.view(fields), NAME: hybrid.view(fields)}
+        if not name:
+            return b"[" + b",".join(views.values()) + b"]"
+        if name[0] not in views:
             raise NotFoundError("Solver not found")
-        return chip.view(fields) if name else b"[" + chip.view(fields) + b"]"
+        return views[name[0]]
+
+    def _upload(self, request: HTTPRequest, upload: Upload, part: list[str]) -> dict[str, Any]:
+        match request.method, part:
+            case "GET", ["status"]:
+                return upload.to_dict()
+            case "PUT", ["part", number]:
+                self.service.hybrid.put(upload, int(number), request.body, request.headers.get("Content-MD5"))
+                return {}
+            case "POST", ["combine"]:
+                self.service.hybrid.combine(upload, request.json()["checksum"])
+                return {}
+        raise NotFoundError("no such part of an upload")
 
     def _submit(self, problems: Any) -> bytes:
         if isinstance(problems, list):
@@ -166,7 +192,7 @@ class Api:
         """The envelope and the job's answer, if it has one; a fault in transit may damage the answer."""
         if job.answer is None:
             return _encode(envelope)
-        fault = self.service.faults.take("transit")
+        fault = self.service.faults.take("transit") if job.is_qpu else None
         if fault is None:
             return _encode({**envelope, "answer": job.answer})
         if fault.kind == "mutate":
@@ -174,10 +200,10 @@ class Api:
         return _encode({**envelope, "answer": fault.damaged(job.answer)})
 
 
-def _known(job: Job | None) -> Job:
-    if job is None:
+def _known(found: T | None) -> T:
+    if found is None:
         raise NotFoundError("Problem not found")
-    return job
+    return found
 
 
 def _info(job: Job) -> dict[str, Any]:

@@ -26,8 +26,8 @@ LATTICES = {"pegasus": mocks.qpu_pegasus_solver_data, "zephyr": mocks.qpu_zephyr
 NAMES = {"pegasus": "Advantage_emulated", "zephyr": "Advantage2_emulated"}
 FULL_SIZE = {"pegasus": 16, "zephyr": 12}
 
-# The annealer uses num_reads, answer_mode and auto_scale. The others do not change the samples; those that
-# cost time are charged.
+# The annealer uses num_reads, answer_mode, auto_scale, anneal_schedule, initial_state and reinitialize_state.
+# The others do not change the samples; those that cost time are charged.
 PARAMETERS = (
     "anneal_offsets",
     "anneal_schedule",
@@ -94,11 +94,12 @@ class Chip:
         return groups.reshape(-1, 2), self.properties["per_group_coupling_range"]
 
     def view(self, fields: str) -> bytes:
-        """The definition as JSON, with the fields of the client's filter, such as ``none,+status``."""
+        """The definition as JSON, with some of its fields; see :func:`shown`."""
         return _view(self, fields)
 
     def access_time(self, num_qubits: int, params: dict[str, Any]) -> float:
         """Microseconds of QPU time, by D-Wave's timing model."""
+        params = {"reinitialize_state": True, **params}  # the service's default; the model's is False
         return float(self._timing_model.estimate_qpu_access_time(max(num_qubits, 1), **params))
 
     @cached_property
@@ -109,9 +110,14 @@ class Chip:
 
 @lru_cache(8)
 def _view(chip: Chip, fields: str) -> bytes:
+    return shown(chip.definition, fields)
+
+
+def shown(definition: dict[str, Any], fields: str) -> bytes:
+    """A definition as JSON, with the fields of the client's filter, such as ``none,+status``."""
     terms = fields.split(",")
-    keep = {k for k in chip.definition if ("all" in terms and f"-{k}" not in terms) or f"+{k}" in terms}
-    return json.dumps({k: v for k, v in chip.definition.items() if k in keep}).encode()
+    keep = {k for k in definition if ("all" in terms and f"-{k}" not in terms) or f"+{k}" in terms}
+    return json.dumps({k: v for k, v in definition.items() if k in keep}).encode()
 
 
 def working_chip(topology: str, size: int | None, broken: float, seed: int) -> Chip:

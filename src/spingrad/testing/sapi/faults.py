@@ -39,13 +39,14 @@ STAGES: dict[str, Mapping[str, str]] = {
     "load": TRANSPORT,
     "list": TRANSPORT,
     "cancel": TRANSPORT,
+    "upload": TRANSPORT,
     "batch": {"error": "one problem of a submission is refused with `code` and `message`"},
     "run": {
         "FAILED": "the job fails with `message`",
         "CANCELLED": "the job is cancelled by the service",
         "stuck": "the job never finishes",
     },
-    "answer": ANSWER,  # as stored, in every reply
+    "answer": ANSWER,  # of the QPU, as stored, in every reply
     "transit": ANSWER,  # in one reply only; `mutate` changes any bytes of its body
 }
 ARRAYS = ("solutions", "energies", "active_variables", "num_occurrences")

@@ -79,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve()
 
+    def do_PUT(self) -> None:
+        self._serve()
+
     def do_DELETE(self) -> None:
         self._serve()
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from spingrad.testing.sapi.admission import admit
-from spingrad.testing.sapi.annealer import Annealer
+from spingrad.testing.sapi.annealer import Annealer, is_reverse
 from spingrad.testing.sapi.faults import Faults
+from spingrad.testing.sapi.hybrid import NAME, Hybrid, Model
 from spingrad.testing.sapi.wire import Problem
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED")
@@ -38,8 +38,9 @@ class Job:
     """A problem that the service has accepted."""
 
     body: dict[str, Any]
-    problem: Problem
+    problem: Problem | Model
     cost_us: float
+    digest: str  # a name of the problem: equal biases on equal qubits or variables have equal digests
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     status: str = "PENDING"
     submitted: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -55,11 +56,9 @@ class Job:
     def label(self) -> str | None:
         return self.body.get("label")
 
-    @cached_property
-    def digest(self) -> str:
-        """A name of the problem; equal biases on equal qubits have equal digests."""
-        data = self.body["data"]
-        return hashlib.sha256(f"{self.body['type']} {data['lin']} {data['quad']}".encode()).hexdigest()
+    @property
+    def is_qpu(self) -> bool:
+        return isinstance(self.problem, Problem)
 
     @property
     def charge(self) -> Charge:
@@ -82,7 +81,7 @@ class Job:
 
 
 class Service:
-    """Jobs on one QPU, and a ledger of what they cost.
+    """Jobs on one QPU and a hybrid solver, and a ledger of what they cost.
 
     Args:
         annealer: Solves the problems.
@@ -96,6 +95,7 @@ class Service:
         self, annealer: Annealer, faults: Faults, seed: int, queue_seconds: float, quota_us: float
     ) -> None:
         self.annealer, self.faults, self.seed = annealer, faults, seed
+        self.hybrid = Hybrid()
         self.queue_seconds, self.quota_us = queue_seconds, quota_us
         self.closing = threading.Event()
         self._jobs: dict[str, Job] = {}
@@ -116,10 +116,9 @@ class Service:
         if fault := self.faults.take("batch"):
             return {"error_code": fault.code, "error_msg": fault.message}
         try:
-            problem, cost_us = admit(body, self.annealer)
-            job = Job(body, problem, cost_us)
+            job = self._job(body)
             with self._changed:  # check and charge under one lock, or two threads could exceed the quota
-                if self._charged_us() + cost_us > self.quota_us:
+                if self._charged_us() + job.cost_us > self.quota_us:
                     raise ValueError("Insufficient remaining solver access time in project")
                 self._jobs[job.id] = job
         except ValueError as error:
@@ -129,6 +128,15 @@ class Service:
         status = job.to_dict()
         self._qpu.submit(self._run, job, time.monotonic() + self.queue_seconds)
         return status
+
+    def _job(self, body: dict[str, Any]) -> Job:
+        if body["solver"]["name"] == NAME:
+            model, cost_us = self.hybrid.admit(body)
+            return Job(body, model, cost_us, model.digest)
+        problem, cost_us = admit(body, self.annealer)
+        data = body["data"]
+        digest = hashlib.sha256(f"{body['type']} {data['lin']} {data['quad']}".encode()).hexdigest()
+        return Job(body, problem, cost_us, digest)
 
     def job(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
@@ -196,14 +204,19 @@ class Service:
         key = hashlib.sha256(f"{self.seed} {job.digest} {job.label}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(key))
         try:
-            answer = self.annealer.answer(job.problem, job.params, rng)
+            answer = self._sampled(job, rng)
         except Exception as error:  # otherwise the client would wait for ever, and the reason would be lost
             self._finish(job, "FAILED", error_message=repr(error))
             return
-        answer["timing"] = timing(job, self.annealer.chip.properties["problem_timing_data"])
-        if fault := self.faults.take("answer"):
+        if job.is_qpu and (fault := self.faults.take("answer")):
             answer = fault.damaged(answer)
         self._finish(job, "COMPLETED", answer=answer)
+
+    def _sampled(self, job: Job, rng: np.random.Generator) -> dict[str, Any]:
+        if isinstance(job.problem, Model):
+            return self.hybrid.answer(job.problem, job.cost_us, rng)
+        answer = self.annealer.answer(job.problem, job.params, rng)
+        return answer | {"timing": timing(job, self.annealer.chip.properties["problem_timing_data"])}
 
     def _finish(self, job: Job, status: str, only_from: str = "IN_PROGRESS", **result: Any) -> None:
         with self._changed:
@@ -222,10 +235,14 @@ def timing(job: Job, model: dict[str, Any]) -> dict[str, float]:
     params = job.params
     thermalization = params.get("programming_thermalization", model["default_programming_thermalization"])
     programming = model["typical_programming_time"] + thermalization
+    delay = model["qpu_delay_time_per_sample"]
+    if is_reverse(params):
+        way = "with" if params.get("reinitialize_state", True) else "without"
+        programming += model[f"reverse_annealing_{way}_reinit_prog_time_delta"]
+        delay += model[f"reverse_annealing_{way}_reinit_delay_time_delta"]
     schedule = params.get("anneal_schedule")
     anneal = schedule[-1][0] if schedule else params.get("annealing_time", model["default_annealing_time"])
     sampling = job.cost_us - programming
-    delay = model["qpu_delay_time_per_sample"]
     return {
         "qpu_access_time": job.cost_us,
         "qpu_programming_time": programming,

@@ -36,6 +36,11 @@ class Problem:
     pairs: Ints
     quadratic: Floats
 
+    @property
+    def values(self) -> tuple[int, int]:
+        """The two values of a variable."""
+        return (-1, 1) if self.type == "ising" else (0, 1)
+
     @cached_property
     def bqm(self) -> dimod.BinaryQuadraticModel:
         """The problem with variables ``0 … n-1``."""

@@ -1,0 +1,68 @@
+"""The problems of chosen steps of a training run, kept to be solved again, saved or shared."""
+
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
+
+from spingrad.optim.qpsbgd import QPSBGD, Layer
+from spingrad.problem import BinaryQuadratic
+
+
+@contextmanager
+def capture(optimizer: QPSBGD, steps: Container[int]) -> Iterator[list[BinaryQuadratic]]:
+    """Keep the problems of the layers in some steps of an optimizer. Training is not changed.
+
+    Each problem is kept as it goes to the solver. Its ``origin`` names the ``step``, the ``weight`` as in
+    ``named_parameters`` (its number, if the optimizer got no names) and, for a layer with several groups of
+    channels, the ``group``.
+
+    Args:
+        optimizer: The optimizer.
+        steps: Numbers of the steps, the first being 0: a ``range``, a list or a set.
+
+    Yields:
+        The list of problems, in the order of steps and layers; it grows while the block runs.
+
+    Example:
+        >>> import torch
+        >>> from spingrad import BinaryLinear, binary_parameters
+        >>> model = BinaryLinear(4, 3)
+        >>> optimizer = QPSBGD(binary_parameters(model))
+        >>> with capture(optimizer, steps=[1]) as problems:
+        ...     for _ in range(3):
+        ...         model(torch.ones(5, 4)).square().mean().backward()
+        ...         optimizer.step()
+        >>> problems[0].origin
+        {'step': 1, 'weight': 'weight'}
+    """
+    if not isinstance(optimizer, QPSBGD):
+        raise TypeError(f"expected an optimizer QPSBGD, got {type(optimizer).__name__}")
+    kept: list[BinaryQuadratic] = []
+    pose, before = optimizer.pose, vars(optimizer).get("pose")  # one capture may run inside another
+
+    def noted(layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
+        problems, exp_avg = pose(layer)
+        if optimizer.run["step"] in steps:
+            for group, problem in enumerate(problems):
+                origin = {"step": optimizer.run["step"], "weight": _name(layer)}
+                origin |= {"group": group} if len(problems) > 1 else {}
+                kept.append(
+                    replace(problem, H=problem.H.clone(), origin=origin)
+                )  # H is the optimizer's memory
+        return problems, exp_avg
+
+    optimizer.pose = noted  # type: ignore[method-assign]
+    try:
+        yield kept
+    finally:
+        del optimizer.pose
+        if before is not None:
+            optimizer.pose = before  # type: ignore[method-assign]
+
+
+def _name(layer: Layer) -> str | int:
+    weights = layer.group["params"]
+    number = next(i for i, weight in enumerate(weights) if weight is layer.weight)
+    return layer.group["param_names"][number] if "param_names" in layer.group else number
