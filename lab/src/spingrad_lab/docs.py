@@ -80,7 +80,7 @@ def _memory(network: str, name: str) -> str:
 
 PICTURES: dict[str, Callable[[], str]] = {
     "docs/memory-uno.svg": partial(_memory, "averages of 2 × 2 pixels, 196-256-320-10", "uno"),
-    "docs/memory-residual.svg": partial(_memory, "residual, CIFAR-10", "residual"),
+    "docs/memory-residual.svg": partial(_memory, "residual, CIFAR-10, all signs", "residual"),
 }
 """Pictures of the pages, by their paths."""
 

@@ -33,7 +33,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Shape | None]] = {
     "averages of 2 × 2 pixels, 196-256-320-10": (uno, None),
     "784-128-10": (two_layers, None),
     "depthwise, Fashion-MNIST": (CASES["depthwise, Fashion-MNIST, sign"].network, (1, 28, 28)),
-    "residual, CIFAR-10": (CASES["residual, CIFAR-10, sign"].network, (3, 32, 32)),
+    "residual, CIFAR-10, all signs": (CASES["residual, CIFAR-10, all signs"].network, (3, 32, 32)),
 }
 CHIPS = {chip.name: chip for chip in chips.CHIPS}
 

@@ -61,7 +61,9 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
 TIMED: dict[str, Callable[[], PackedModel]] = {
     "784-1024-1024-10, sign": example,
     "convolutional, sign": lambda: pack(convolutional(False)),
-    "residual, CIFAR-10, sign": lambda: pack(CASES["residual, CIFAR-10, sign"].network(), (3, 32, 32)),
+    "residual, CIFAR-10, all signs": lambda: pack(
+        CASES["residual, CIFAR-10, all signs"].network(), (3, 32, 32)
+    ),
     "depthwise, Fashion-MNIST, sign": lambda: pack(
         CASES["depthwise, Fashion-MNIST, sign"].network(), (1, 28, 28)
     ),
