@@ -237,8 +237,9 @@ def quick_results(data_folder, tmp_path_factory):
     return tmp_path_factory.mktemp("paper")
 
 
-ALIKE = {"adult-small", "citeseer", "fashion", "pubmed", "pubmed-raw", "twenty-epochs"}
-"""Experiments that differ from another one in nothing but their data or their number of epochs."""
+ALIKE = {"adult-small", "adult-ten-layer", "citeseer", "cora-raw", "fashion", "pubmed", "pubmed-raw"}
+ALIKE |= {"twenty-epochs"}
+"""Experiments that differ from another one in nothing but their data, their depth or their epochs."""
 
 
 @pytest.mark.slow
