@@ -42,6 +42,14 @@ def test_a_wide_layer_ends_lower_than_restarted_descent(backend):
     assert few.solve(problem).energy.mean() < descent.mean()
 
 
+@pytest.mark.parametrize(
+    "solver", [BlockDescentSolver(), AnnealingSolver()], ids=lambda own: type(own).__name__
+)
+def test_a_layer_without_units_has_nothing_to_solve(solver):
+    problem = random_problem(10, 40, 3, seed=0).units(0, 0)
+    assert solver.solve(problem).spins.shape == (40, 0)
+
+
 @pytest.mark.needs("numba")
 def test_the_number_of_threads_changes_nothing():
     problem, before = random_problem(8, 70, 130, seed=3), torch.get_num_threads()

@@ -305,6 +305,14 @@ def test_a_step_is_summed_up_and_drawn_from_its_file(step, tmp_path, capsys):
         main(["qpu", "inspect", str(path), "--call", "99"])
 
 
+def test_samples_that_could_not_be_read_again_are_not_written(step, tmp_path, monkeypatch):
+    solver, _ = step
+    monkeypatch.setattr("spingrad.qpu.samples.LARGEST", 1000)
+    with pytest.raises(ValueError, match="fewer num_reads"):
+        save_samples(tmp_path / "large", solver)
+    assert not (tmp_path / "large").exists()
+
+
 def test_a_file_that_is_damaged_or_a_solver_without_samples_is_refused(step, qpu, tmp_path):
     _, path = step
     content = path.read_bytes()

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     ],
     "what a test asserts": [
         "in an address space that can grow by 64 MB",
-        "twice its size plus 16 times its header (or 16 kB, if the header is shorter than 1 kB)",
+        "twice its size plus 10 times its header, or plus 16 kB",
         "to within 1 % of what the emulator",
     ],
     "arithmetic": [

@@ -190,7 +190,7 @@ def _dwave(advice: list[str]) -> dict[str, str | bool | None]:
     with warnings.catch_warnings(record=True) as ignored:
         warnings.simplefilter("always")
         try:
-            settings = service._settings(None, os.environ.get("DWAVE_PROFILE"))
+            settings = service.client_settings(None, os.environ.get("DWAVE_PROFILE"))
         except Exception as error:  # whatever the client makes of a damaged file
             advice.append(f"D-Wave's settings cannot be read ({type(error).__name__}): dwave config create")
             return {"client": _version("dwave-cloud-client")}
@@ -201,7 +201,7 @@ def _dwave(advice: list[str]) -> dict[str, str | bool | None]:
         "token is set": bool(settings["token"]),
         "endpoint": f"{endpoint.scheme}://{endpoint.hostname}" if endpoint.hostname else None,
         "region": settings.get("region"),
-        "solver": service._named_solver(settings.get("solver")),
+        "solver": service.named_solver(settings.get("solver")),
     }
 
 

@@ -214,17 +214,21 @@ def _rounded(
     whole = BinaryQuadratic.of(rows, H, squares).compressed()
     whole = replace(whole, rows=DenseRows(whole.rows.dense()))
     tiny = torch.finfo(H.dtype).tiny ** 0.5
-    spins, posed_for = None, scale.clamp(min=tiny)
+
+    def posed() -> tuple[BinaryQuadratic, Tensor]:
+        """The problem for the present scale, and that scale."""
+        own = scale.clamp(min=tiny)  # a copy
+        return replace(whole, H=H / own, offset=squares / own.square()), own
+
+    problem, own = posed()
+    spins = babai(problem)
     for _ in range(ROUNDS):
-        posed_for = scale.clamp(min=tiny).clone()
-        problem = replace(whole, H=H / posed_for, offset=squares / posed_for.square())
-        spins = _solved(problem, babai(problem) if spins is None else spins, solver, seed)
+        spins = _solved(problem, spins, solver, seed)
         # The best scale for these spins, by least squares; one that is not positive stays as it was.
         best = (H * spins).sum(0) / (whole.rows @ spins).square().sum(0).clamp(min=tiny)
         scale.copy_(torch.where(best > 0, best, scale))
-    assert spins is not None
-    posed_for = scale.clamp(min=tiny).clone()
-    return replace(whole, H=H / posed_for, offset=squares / posed_for.square()), spins, posed_for
+        problem, own = posed()
+    return problem, spins, own
 
 
 def _solved(problem: BinaryQuadratic, start: Tensor, solver: Any, seed: int) -> Tensor:

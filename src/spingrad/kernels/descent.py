@@ -100,12 +100,7 @@ def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None 
     rows, couplings = packed(Z.numpy())
     H = H if H.stride(1) == 1 else H.contiguous()
     h, g, u = H.numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
-    parts = _shares(len(h), LANES)
-    if len(parts) == 1:
-        descend(h, rows, couplings, g, u, num_sweeps)
-        return
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), parts))
+    _share_out(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), len(h), whole=LANES)
 
 
 def anneal_(
@@ -141,8 +136,7 @@ def anneal_(
         parts = places[own.start // LANES : -(-own.stop // LANES)]
         anneal(h[own], rows, couplings, g[own], u[own], factors, noise, parts, MOST_DESCENTS)
 
-    with ThreadPoolExecutor(len(parts := _shares(len(h), LANES))) as pool:
-        list(pool.map(work, parts))
+    _share_out(work, len(h), whole=LANES)
 
 
 def logistic(random: np.random.Generator, count: int) -> Array:
@@ -151,8 +145,14 @@ def logistic(random: np.random.Generator, count: int) -> Array:
     return np.asarray(np.log(uniform / (1 - uniform)), np.float32)
 
 
-def _shares(units: int, lanes: int) -> list[slice]:
-    """The units that each thread takes, whole vectors of them."""
+def _share_out(work: Callable[[slice], None], units: int, whole: int) -> None:
+    """Work on all units, some on each thread: a multiple of ``whole``, but for the last."""
     threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
-    share = max(1, -(-units // (lanes * threads))) * lanes
-    return [slice(start, min(units, start + share)) for start in range(0, units, share)]
+    share = max(1, -(-units // (whole * threads))) * whole
+    parts = [slice(start, min(units, start + share)) for start in range(0, units, share)]
+    if len(parts) <= 1:
+        for own in parts:
+            work(own)
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(work, parts))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAYER_COLOURS = (_figures.BLUE, _figures.ORANGE, _figures.GREEN, _figures.PURPLE, _figures.SKY)
+CHAIN_COLOURS = (*LAYER_COLOURS[:3], _figures.VERMILION, *LAYER_COLOURS[3:])
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _draw_chip(axes: "Axes", foot: "Axes", call: AnsweredCall, number: int) -> N
         text = f"{len(units)} {'units' if len(units) > 1 else 'unit'} of {size} spins"
         legend[text + (f", {copies:g} copies each" if copies > 1 else "")] = shades
     foot.axis("off")
-    draw_legend(foot, legend)
+    _draw_legend(foot, legend)
     _draw_clique(foot.inset_axes((0.62, 0.0, 0.16, 1.0)), call, points)
     words = f"one of the largest units:\n{max(map(len, page.cliques))} chains, any two coupled"
     foot.text(0.8, 0.5, words, va="center", fontsize=8)
@@ -223,16 +224,8 @@ def _draw_clique(axes: "Axes", call: AnsweredCall, points: Floats) -> None:
     own = page.couplers[(page.clique_of[a] == largest) & (page.clique_of[b] == largest)]
     alike = page.spin_of[own[:, 0]] == page.spin_of[own[:, 1]]
     draw_lines(axes, points[own[~alike]], color="#BBBBBB", linewidth=0.3)
-    palette = (
-        _figures.BLUE,
-        _figures.ORANGE,
-        _figures.GREEN,
-        _figures.VERMILION,
-        _figures.PURPLE,
-        _figures.SKY,
-    )
     for spin in range(page.starts[largest], page.starts[largest + 1]):
-        colour = palette[spin % len(palette)]
+        colour = CHAIN_COLOURS[spin % len(CHAIN_COLOURS)]
         draw_lines(axes, points[own[alike & (page.spin_of[own[:, 0]] == spin)]], color=colour, linewidth=1.6)
         axes.plot(*points[page.spin_of == spin].T, "o", color=colour, markersize=2.6, markeredgewidth=0)
     axes.set_aspect("equal")
@@ -245,7 +238,7 @@ def draw_lines(axes: "Axes", pairs: Floats, **style: Any) -> None:  # (lines, 2,
     axes.plot(*np.concatenate([pairs, gaps], axis=1).reshape(-1, 2).T, solid_capstyle="round", **style)
 
 
-def draw_legend(axes: "Axes", legend: dict[str, list[Any]]) -> None:
+def _draw_legend(axes: "Axes", legend: dict[str, list[Any]]) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 

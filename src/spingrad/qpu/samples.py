@@ -14,7 +14,7 @@ from spingrad import _figures
 from spingrad._files import FileFormatError, to_line, write_atomically
 from spingrad.problem import BinaryQuadratic
 from spingrad.qpu.chip import Chip, Floats, Ints
-from spingrad.qpu.inspect import colour_of, draw_lines, places, shades_of
+from spingrad.qpu.inspect import CHAIN_COLOURS, colour_of, draw_lines, places, shades_of
 from spingrad.qpu.packing import Spins
 from spingrad.solvers.base import Solution
 from spingrad.solvers.dimod import DimodSolver
@@ -100,7 +100,12 @@ def save_samples(path: str | Path, solver: DimodSolver) -> None:
     graph = {name: chip.properties[name] for name in ("topology", "qubits", "couplers", "num_qubits")}
     calls = [call for layer, solution in enumerate(solver.latest) for call in _calls(layer, solution)]
     record = {"chip": chip.name, "graph": graph, "calls": [_to_json(call) for call in calls]}
-    write_atomically(Path(path), FIRST_LINE + to_line(json.dumps(record).encode()))
+    content = FIRST_LINE + to_line(json.dumps(record).encode())
+    if len(content) > LARGEST:
+        raise ValueError(
+            f"the samples take {len(content):,} bytes, and a file may have {LARGEST:,}: take fewer num_reads"
+        )
+    write_atomically(Path(path), content)
 
 
 def is_samples(path: Path) -> bool:
@@ -292,15 +297,10 @@ def _draw_chip(axes: "Axes", foot: "Axes", chip: Chip, call: SampledCall, number
 
 def _colours(call: SampledCall) -> dict[tuple[int, int], Any]:
     """A colour for each spin: its unit's shade, or its own in a call of one unit."""
-    palette = (
-        *(_figures.BLUE, _figures.ORANGE, _figures.GREEN, _figures.VERMILION),
-        _figures.PURPLE,
-        _figures.SKY,
-    )
     many = len(call.units) > 1
     units = shades_of(colour_of(call.layer), len(call.units))
     return {
-        (u, i): units[u] if many else palette[i % len(palette)]
+        (u, i): units[u] if many else CHAIN_COLOURS[i % len(CHAIN_COLOURS)]
         for u, unit in enumerate(call.chains)
         for i in range(len(unit))
     }

@@ -103,7 +103,7 @@ class QPUService:
         profile: str | None = None,
         request_timeout: float = 60.0,
     ) -> None:
-        settings = _settings(config_file, profile)
+        settings = client_settings(config_file, profile)
         self._token = settings.pop("token")
         self.endpoint = _checked_endpoint(endpoint, settings, request_timeout)
         if not self._token:
@@ -114,7 +114,7 @@ class QPUService:
         self.request_timeout = request_timeout
         self._sessions: dict[str, list[Any]] = {"Solvers": [], "Problems": []}  # those not in use
         self._under_way: set[Any] = set()  # connections with a request
-        self.solver = solver or _named_solver(settings.get("solver"))
+        self.solver = solver or named_solver(settings.get("solver"))
         self.chip = self.fetch_chip()
 
     def __repr__(self) -> str:
@@ -377,7 +377,7 @@ def _status(job: Any) -> Status:
     return Status(_checked_id(job.id), job.label, str(getattr(job.status, "value", job.status)))
 
 
-def _settings(config_file: str | None, profile: str | None) -> dict[str, Any]:
+def client_settings(config_file: str | None, profile: str | None) -> dict[str, Any]:
     """D-Wave's settings from its files and the environment, ignoring files in the working directory."""
     loaders = client_module("dwave.cloud.config")
     files: Any = config_file or os.environ.get("DWAVE_CONFIG_FILE")
@@ -399,7 +399,7 @@ def _settings(config_file: str | None, profile: str | None) -> dict[str, Any]:
     return settings | {"token": Secret(settings.get("token") or "")}
 
 
-def _named_solver(solver: Any) -> str | None:
+def named_solver(solver: Any) -> str | None:
     if isinstance(solver, dict):
         solver = solver.get("name")
     return str(solver) if solver and not str(solver).startswith("{") else None

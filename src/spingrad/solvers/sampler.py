@@ -12,7 +12,13 @@ from spingrad.kernels.descent import flip_, logistic
 from spingrad.solvers._dense import to_dense
 
 
-class BlockDescentSampler(Sampler):
+class _DenseSampler(Sampler):
+    @property
+    def properties(self) -> dict[str, Any]:
+        return {}
+
+
+class BlockDescentSampler(_DenseSampler):
     """Descend on all reads of a model together, spin after spin, until no flip lowers the energy.
 
     The first read starts at zero and sets every spin once, as :class:`BlockDescentSolver` does; the
@@ -29,10 +35,6 @@ class BlockDescentSampler(Sampler):
     @property
     def parameters(self) -> dict[str, Any]:
         return {"num_reads": [], "num_sweeps": [], "seed": []}
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        return {}
 
     def sample(
         self,
@@ -52,16 +54,14 @@ class BlockDescentSampler(Sampler):
             **kwargs: Ignored with a warning, as dimod asks.
         """
         self.remove_unknown_kwargs(**kwargs)
-        if num_reads < 1 or num_sweeps < 1:
-            raise ValueError(f"num_reads and num_sweeps are at least 1, got {num_reads} and {num_sweeps}")
-        h, J = (torch.from_numpy(array) for array in to_dense(bqm))
+        h, J = _dense(bqm, num_reads, num_sweeps)
         spins = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], (num_reads, len(h))))
         spins[0] = 0
         _descend_(h, J, spins, num_sweeps)
         return _to_samples(spins, bqm)
 
 
-class AnnealingSampler(Sampler):
+class AnnealingSampler(_DenseSampler):
     """Simulated annealing of all reads of a model together, spin by spin, by a heat bath.
 
     The couplings are held as a dense matrix. The projection of a layer is faster with
@@ -76,10 +76,6 @@ class AnnealingSampler(Sampler):
     @property
     def parameters(self) -> dict[str, Any]:
         return {"beta_range": [], "initial_states": [], "num_reads": [], "num_sweeps": [], "seed": []}
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        return {}
 
     def sample(
         self,
@@ -105,9 +101,7 @@ class AnnealingSampler(Sampler):
             **kwargs: Ignored with a warning, as dimod asks.
         """
         self.remove_unknown_kwargs(**kwargs)
-        if num_reads < 1 or num_sweeps < 1:
-            raise ValueError(f"num_reads and num_sweeps are at least 1, got {num_reads} and {num_sweeps}")
-        h, J = (torch.from_numpy(array) for array in to_dense(bqm))
+        h, J = _dense(bqm, num_reads, num_sweeps)
         random = np.random.default_rng(seed)
         spins = torch.from_numpy(random.choice([-1.0, 1.0], (num_reads, len(h))))
         if initial_states is not None:
@@ -117,6 +111,14 @@ class AnnealingSampler(Sampler):
             flip_(J, temperature / 2 * noise - torch.addmm(h, spins, J), spins)
         _descend_(h, J, spins, num_sweeps=100)
         return _to_samples(spins, bqm)
+
+
+def _dense(bqm: dimod.BinaryQuadraticModel, num_reads: int, num_sweeps: int) -> tuple[Tensor, Tensor]:
+    """Fields and couplings, after a look at the counts."""
+    if num_reads < 1 or num_sweeps < 1:
+        raise ValueError(f"num_reads and num_sweeps are at least 1, got {num_reads} and {num_sweeps}")
+    h, J = to_dense(bqm)
+    return torch.from_numpy(h), torch.from_numpy(J)
 
 
 def _temperatures(h: Tensor, J: Tensor, beta_range: tuple[float, float] | None, count: int) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from spingrad import BinaryQuadratic
 from spingrad._timing import threads
 from spingrad.solvers import AnnealingSolver, BlockDescentSolver, DimodSolver, ExactSolver, Solution, Solver
-from spingrad_lab.bench.captured import NARROW, WIDE, captured
+from spingrad_lab.bench.captured import NARROW, WIDE, captured, energy
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
@@ -130,10 +130,6 @@ def _or_dash(value: float | None, form: str) -> str:
     return "–" if value is None or pd.isna(value) else f"{value:{form}}"
 
 
-def _energy(problem: BinaryQuadratic, spins: Tensor) -> Tensor:
-    return problem.double().energy(spins.double())
-
-
 def _above(energy: Tensor, reference: Tensor) -> float:
     """By how many per cent of its size the mean energy lies above a reference."""
     return round(100 * float(((energy - reference) / reference.abs()).mean()), 6)
@@ -145,7 +141,7 @@ def _best(quick: bool) -> tuple[BinaryQuadratic, Tensor]:
     problem = captured((784, 64, 10), (2,))[1] if quick else captured(WIDE, STEPS[:1])[0]
     effort = (5, 5) if quick else (200, 30)
     runs = [AnnealingSolver(*effort).solve(problem, seed=seed).spins for seed in (11, 12)]
-    return problem, torch.stack([_energy(problem, spins) for spins in runs]).amin(0)
+    return problem, torch.stack([energy(problem, spins) for spins in runs]).amin(0)
 
 
 def _wide(job: Job) -> dict[str, Any]:
@@ -159,14 +155,14 @@ def _wide(job: Job) -> dict[str, Any]:
     begin = time.process_time()
     spins = solver.solve(own).spins
     seconds = (time.process_time() - begin) * m / own.num_units
-    energy = _energy(own, spins)
-    few = energy[:units]
+    found = energy(own, spins)
+    few = found[:units]
     metrics = {
         "r": r, "n": n, "m": m, "seconds": round(seconds, 4),
         "above bound %": _above(few, problem.units(0, units).lower_bound()),
         "above best %": _above(few, best[:units]),
     }  # fmt: skip
-    return metrics | ({"layer above best %": _above(energy, best)} if whole else {})
+    return metrics | ({"layer above best %": _above(found, best)} if whole else {})
 
 
 @cache
@@ -180,7 +176,7 @@ def _proved(quick: bool) -> list[tuple[BinaryQuadratic, Tensor]]:
         exact = ExactSolver(max_nodes=3_000_000).solve(problem)
         own = exact.info["proved"]
         part = BinaryQuadratic.of(problem.rows, problem.H[:, own], problem.offset[own])
-        found.append((part, _energy(part, exact.spins[:, own])))
+        found.append((part, energy(part, exact.spins[:, own])))
     return found
 
 
@@ -192,8 +188,8 @@ def _narrow(job: Job) -> dict[str, Any]:
         begin = time.process_time()
         spins = solver.solve(problem).spins
         seconds += time.process_time() - begin
-        energy, n = _energy(problem, spins), problem.num_spins
-        hits = int((energy <= optimum + 1e-6 * optimum.abs()).sum())
+        found, n = energy(problem, spins), problem.num_spins
+        hits = int((found <= optimum + 1e-6 * optimum.abs()).sum())
         metrics[f"hits {n}"] = metrics.get(f"hits {n}", 0) + hits
         metrics[f"units {n}"] = metrics.get(f"units {n}", 0) + problem.num_units
     return metrics | {"seconds": round(seconds, 4)}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from torch import nn
+from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.optim import capture
@@ -25,6 +25,11 @@ def captured(sizes: tuple[int, ...], steps: tuple[int, ...]) -> list[BinaryQuadr
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return [_moving(problem) for problem in problems]
+
+
+def energy(problem: BinaryQuadratic, spins: Tensor) -> Tensor:
+    """The energy of each unit, in double precision."""
+    return problem.double().energy(spins.double())
 
 
 def _moving(problem: BinaryQuadratic) -> BinaryQuadratic:

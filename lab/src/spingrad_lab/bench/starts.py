@@ -14,7 +14,7 @@ from spingrad import BinaryQuadratic
 from spingrad._timing import threads
 from spingrad.rounding import babai
 from spingrad.solvers import AnnealingSolver, BlockDescentSolver, DimodSolver, ExactSolver, SignSolver
-from spingrad_lab.bench.captured import NARROW, captured
+from spingrad_lab.bench.captured import NARROW, captured, energy
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.runs import Experiment, Job, Lab, groups
 
@@ -75,7 +75,7 @@ def _cases(quick: bool) -> list[tuple[BinaryQuadratic, Tensor, dict[str, Tensor]
         for past, problem in zip(by_step[before], by_step[now], strict=True):
             if past.H.shape != problem.H.shape:  # a unit was idle in one of the two
                 continue
-            best = _energy(problem, ExactSolver().solve(problem).spins)
+            best = energy(problem, ExactSolver().solve(problem).spins)
             starts = {
                 "sign": SignSolver().solve(problem).spins,
                 "Babai": babai(problem),
@@ -83,10 +83,6 @@ def _cases(quick: bool) -> list[tuple[BinaryQuadratic, Tensor, dict[str, Tensor]
             }
             cases.append((problem, best, starts))
     return cases
-
-
-def _energy(problem: BinaryQuadratic, spins: Tensor) -> Tensor:
-    return problem.double().energy(spins.double())
 
 
 def _compute(job: Job) -> dict[str, Any]:
@@ -101,9 +97,9 @@ def _compute(job: Job) -> dict[str, Any]:
             begin = time.process_time()
             spins = solver.solve(problem, **initial).spins
             seconds += time.process_time() - begin
-            above.append((_energy(problem, spins) - best) / best.abs())
+            above.append((energy(problem, spins) - best) / best.abs())
             if initial:
-                alone.append((_energy(problem, initial["initial"]) - best) / best.abs())
+                alone.append((energy(problem, initial["initial"]) - best) / best.abs())
         metrics[f"{start}: above best %"] = round(100 * float(torch.cat(above).mean()), 5)
         metrics[f"{start}: ms"] = round(1e3 * seconds, 3)
         if alone:

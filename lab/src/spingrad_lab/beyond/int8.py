@@ -7,8 +7,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from spingrad import QPSBGD, BinaryLinear, Sign, binary_parameters
+from spingrad import QPSBGD, binary_parameters
 from spingrad.export import chips, pack
+from spingrad_lab.bench.devices import uno
 from spingrad_lab.data import mnist
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
@@ -25,11 +26,9 @@ EPOCHS, BATCH, HELD_OUT, ON_CHIP = 20, 100, 10_000, 20
 
 def network(name: str) -> nn.Sequential:
     """A network on digits whose pixels are averaged in squares of 2 × 2."""
-    averages = nn.Unflatten(1, (1, 28, 28)), nn.AvgPool2d(2), nn.Flatten()
     if name == BINARY:
-        layers = BinaryLinear(196, 256), Sign(), BinaryLinear(256, 320), Sign(), BinaryLinear(320, 10)
-        return nn.Sequential(*averages, *layers)
-    width = HIDDEN[name]
+        return uno()
+    averages, width = (nn.Unflatten(1, (1, 28, 28)), nn.AvgPool2d(2), nn.Flatten()), HIDDEN[name]
     return nn.Sequential(*averages, nn.Linear(196, width), nn.ReLU(), nn.Linear(width, 10))
 
 
