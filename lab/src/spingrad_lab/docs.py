@@ -181,8 +181,8 @@ def _in_short(results: Results) -> str:
     less = less.partition(", Holm")[0]
     rows.append(["1-d convolutions, spoken digits", spoken["QP-SBGD"][0], spoken["Adam"][0], with_norm, less])
     note = (
-        "\\* The default of version 0.1.0: `rank=8`, one sweep (`spingrad-lab run step`). Spoken digits have "
-        "one or two seeds (`spingrad-lab run spoken-digits`)."
+        "\\* The default of version 0.1.0: `rank=8`, one sweep (`spingrad-lab run step`). Spoken digits: "
+        "`spingrad-lab run spoken-digits`."
     )
     return f"{Table(header, rows).to_markdown()}\n\n{note}"
 
