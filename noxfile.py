@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.default_venv_backend = "venv"
+nox.options.default_venv_backend = "uv|venv"
 
 PINNED = ("-c", ".ci/constraints.txt")
 OF_FINN = (  # what FINN+ imports up to its hardware layers
@@ -42,14 +42,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """The library's tests, slow ones too; arguments after ``--`` go to pytest in place of the coverage."""
-    _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--cov", "--durations=15"]))
+    _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--cov", "--durations=40"]))
 
 
 @nox.session(python=False)
 def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
-        _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--durations=15"]))
+        _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--durations=40"]))
 
 
 @nox.session(python=False)
@@ -63,11 +63,11 @@ def site(session: nox.Session) -> None:
 @nox.session
 def wheel(session: nox.Session) -> None:
     """Wheel and sdist of library and lab; the wheels alone, without extras, run README's first example."""
-    session.install(*PINNED, "build", "torch")  # first: a build of torch without CUDA where there is one
+    session.install(*PINNED, "build[uv]", "torch")  # first: a build of torch without CUDA where there is one
     dist = Path("dist").resolve()
     shutil.rmtree(dist, ignore_errors=True)
     for project in (".", "lab"):
-        session.run("python", "-m", "build", "--outdir", str(dist), project, silent=True)
+        session.run("python", "-m", "build", "--installer=uv", "--outdir", str(dist), project, silent=True)
     library, lab = (next(dist.glob(f"{name}-*.whl")) for name in ("spingrad", "spingrad_lab"))
     session.install(*PINNED, str(library))
     refuse_cuda(session)

@@ -14,7 +14,6 @@ try:
     import networkx as nx
     from dwave.cloud.solver import StructuredSolver
     from dwave.cloud.testing import mocks
-    from dwave.system.coupling_groups import coupling_groups
 except ImportError as error:
     raise ImportError('the emulator needs D-Wave\'s client: pip install "spingrad[qpu]"') from error
 
@@ -84,6 +83,8 @@ class Chip:
         """
         if "per_qubit_coupling_range" in self.properties:
             return self.endpoints, self.properties["per_qubit_coupling_range"]
+        from dwave.system.coupling_groups import coupling_groups  # imports for seconds
+
         couplers = self.properties["couplers"]
         graph = nx.Graph(couplers, family="zephyr", rows=self.properties["topology"]["shape"][0])
         memberships: dict[frozenset[int], list[int]] = {frozenset(coupler): [] for coupler in couplers}
