@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "src")]
 
 from layers import drawn, layers  # noqa: E402
+from report_pages import REPORT, linked, pages, places  # noqa: E402
 
 from spingrad import __version__ as release  # noqa: E402, F401
 
@@ -23,7 +24,7 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     *("docs/**", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
-    *("lab/README.md", "lab/results/report.md"),
+    *("lab/README.md", REPORT),
 ]
 exclude_patterns = ["docs/_build", ".*", "build", "dist", "src", "tests", "lab/src", "lab/tests"]
 
@@ -69,23 +70,38 @@ html_theme_options = {
 }
 
 
+PAGES = pages((ROOT / REPORT).read_text(encoding="utf-8"))
+
+
 def setup(app):
-    """Draw the import contract, mend links of the sources, and find names by where they are documented."""
-    (ROOT / "docs/layers.svg").write_text(drawn(layers(ROOT / "pyproject.toml")), encoding="utf-8")
-    app.connect("source-read", _mended_links)
+    """Write what is generated, mend links of the sources, and find names by where they are documented."""
+    _write("docs/layers.svg", drawn(layers(ROOT / "pyproject.toml")))
+    for path, text in PAGES.items():
+        if path != REPORT:
+            _write(path, text)
+    app.connect("source-read", _mended)
     app.connect("missing-reference", _documented)
 
 
-def _mended_links(app, docname, source):
-    """Links to folders become plain text; anchors of the report are its own, not names of Python."""
+def _write(path, text):
+    """Write a file if that changes it: pages that have changed are built again."""
+    file = ROOT / path
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _mended(app, docname, source):
+    """Links to folders become plain text; links to the report lead to its pages; a ± b is not broken."""
     here = (ROOT / docname).parent
 
     def plain(link):
         return link[1] if "://" not in link[2] and (here / link[2]).is_dir() else link[0]
 
-    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, source[0])
-    if docname == "lab/results/report":
-        source[0] = source[0].replace("](#", "](report.md#")
+    page = f"{docname}.md"
+    text = PAGES[REPORT] if page == REPORT else linked(source[0], page, places(PAGES))
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, text)
+    source[0] = re.sub(r"(?<=\d) ± (?=\d)", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", text)
 
 
 def _documented(app, env, node, contnode):
