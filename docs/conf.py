@@ -1,6 +1,5 @@
 """The site, built by ``nox -s site``. Its source is the root of the checkout, so links work on GitHub too."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "src")]
 
+from inventories import SITES, inventories  # noqa: E402
 from layers import drawn, layers  # noqa: E402
 from report_pages import REPORT, linked, pages, places  # noqa: E402
 
@@ -18,6 +18,7 @@ project_copyright = "the spingrad developers"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
@@ -42,18 +43,11 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-m
 autodoc_mock_imports = ["ray", "gurobipy"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# Names of torch, dimod and Python are links only where SPINGRAD_INTERSPHINX is set, which needs a network.
 INTERNAL = (
     r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)"
 )
 nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", rf"{INTERNAL}(\..*)?")]
-if os.environ.get("SPINGRAD_INTERSPHINX"):
-    extensions.append("sphinx.ext.intersphinx")
-    intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", None),
-        "torch": ("https://docs.pytorch.org/docs/stable", None),
-        "dimod": ("https://docs.dwavequantum.com/en/latest", None),
-    }
+intersphinx_mapping = inventories(SITES, ROOT / "docs/_build/inventories")
 
 html_theme = "pydata_sphinx_theme"
 html_title = "spingrad"
@@ -70,6 +64,7 @@ html_theme_options = {
 }
 
 
+UNBROKEN = re.compile(r"(?<=\d) (?=[±×])|(?<=[±×]) (?=\d)")  # spaces of a cell
 PAGES = pages((ROOT / REPORT).read_text(encoding="utf-8"))
 
 
@@ -92,7 +87,7 @@ def _write(path, text):
 
 
 def _mended(app, docname, source):
-    """Links to folders become plain text; links to the report lead to its pages; a ± b is not broken."""
+    """Links to folders become plain text; links to the report lead to its pages; "a ± b" is not broken."""
     here = (ROOT / docname).parent
 
     def plain(link):
@@ -101,7 +96,7 @@ def _mended(app, docname, source):
     page = f"{docname}.md"
     text = PAGES[REPORT] if page == REPORT else linked(source[0], page, places(PAGES))
     text = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, text)
-    source[0] = re.sub(r"(?<=\d) ± (?=\d)", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", text)
+    source[0] = re.sub(r"(?m)^\|.*", lambda row: UNBROKEN.sub("\N{NO-BREAK SPACE}", row[0]), text)
 
 
 def _documented(app, env, node, contnode):

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 sys.path.append(str(ROOT / "docs"))
 
+from inventories import inventories  # noqa: E402
 from layers import drawn, layers  # noqa: E402
 from links import broken  # noqa: E402
 from report_pages import linked, pages, places  # noqa: E402
@@ -44,6 +45,15 @@ def test_links_to_files_and_anchors_that_do_not_exist_are_found(tmp_path):
     links = "b.html#there", "b.html", "#own", "https://elsewhere.org/x", "b.html#gone", "gone.html"
     (tmp_path / "a.html").write_text('<p id="own">' + "".join(f'<a href="{link}"></a>' for link in links))
     assert broken(tmp_path) == ["a.html: b.html#gone", "a.html: gone.html"]
+
+
+def test_docs_of_other_libraries_are_linked_where_they_can_be_reached(tmp_path, capsys):
+    (tmp_path / "objects.inv").write_bytes(b"names")
+    sites = {"here": tmp_path.as_uri(), "gone": f"{tmp_path.as_uri()}/gone"}
+    found = inventories(sites, tmp_path / "kept")
+    assert found == {"here": (tmp_path.as_uri(), str(tmp_path / "kept/here.inv"))}
+    assert (tmp_path / "kept/here.inv").read_bytes() == b"names"
+    assert "names of gone will be no links" in capsys.readouterr().err
 
 
 def test_the_report_becomes_an_overview_and_a_page_for_each_chapter():
