@@ -186,10 +186,13 @@ def from_onnx(model: PackedModel, x: Array) -> Answers:
         >>> np.array_equal(from_onnx(packed, x).classes, from_packed(packed, x).classes)
         True
     """
-    import onnx
-    import onnxruntime
-
     made = to_onnx(model)
+    import onnx
+
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError('running ONNX needs onnxruntime: pip install "spingrad[onnx]"') from None
     names = [f"sums_{layer}" for layer in range(len(model.products))]
     for name in names:
         made.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
@@ -214,9 +217,12 @@ def from_qonnx(model: PackedModel, x: Array) -> Answers:
         >>> np.array_equal(from_qonnx(packed, x).classes, from_packed(packed, x).classes)
         True
     """
-    from qonnx.core.modelwrapper import ModelWrapper
-    from qonnx.core.onnx_exec import execute_onnx
-    from qonnx.transformation.infer_shapes import InferShapes
+    try:
+        from qonnx.core.modelwrapper import ModelWrapper
+        from qonnx.core.onnx_exec import execute_onnx
+        from qonnx.transformation.infer_shapes import InferShapes
+    except ImportError:
+        raise ImportError('running QONNX needs qonnx: pip install "spingrad[qonnx]"') from None
 
     wrapped = ModelWrapper(to_qonnx(model, batch=len(x))).transform(InferShapes())
     inputs = {"input": x.astype(np.float32).reshape(-1, *model.shape)}
