@@ -64,7 +64,6 @@ html_theme_options = {
 }
 
 
-UNBROKEN = re.compile(r"(?<=\d) (?=[±×])|(?<=[±×]) (?=\d)")  # spaces of a cell
 PAGES = pages((ROOT / REPORT).read_text(encoding="utf-8"))
 
 
@@ -87,7 +86,7 @@ def _write(path, text):
 
 
 def _mended(app, docname, source):
-    """Links to folders become plain text; links to the report lead to its pages; "a ± b" is not broken."""
+    """Links to folders become plain text; links to the report lead to its pages."""
     here = (ROOT / docname).parent
 
     def plain(link):
@@ -96,7 +95,13 @@ def _mended(app, docname, source):
     page = f"{docname}.md"
     text = PAGES[REPORT] if page == REPORT else linked(source[0], page, places(PAGES))
     text = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, text)
-    source[0] = re.sub(r"(?m)^\|.*", lambda row: UNBROKEN.sub("\N{NO-BREAK SPACE}", row[0]), text)
+    source[0] = re.sub(r"(?m)^\|.*", lambda row: _unbroken(row[0]), text)
+
+
+def _unbroken(row):
+    """A row of a table whose cells are not broken at ``a ± b``, ``a × b`` and ``a–b``."""
+    spaced = re.sub(r"(?<=\d) (?=[±×])|(?<=[±×]) (?=\d)", "\N{NO-BREAK SPACE}", row)
+    return re.sub(r"(?<=\d)–(?=\d)", "\N{WORD JOINER}–\N{WORD JOINER}", spaced)
 
 
 def _documented(app, env, node, contnode):
