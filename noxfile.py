@@ -145,3 +145,28 @@ def _test_without_extras(session: nox.Session) -> None:
 
 def _first_example(page: str) -> str:
     return re.findall(r"```python\n(.*?)```", Path(page).read_text(), re.DOTALL)[0]
+
+
+EXTRAS = (
+    *("fast", "export", "qpu", "gurobi", "openjij", "plot"),
+    *("graph", "onnx", "qonnx", "lightning", "ray"),
+)
+OWN_IMPORT = ("openjij", "lightning")  # which users import, not the library
+
+
+@nox.session
+@nox.parametrize("name", EXTRAS, ids=EXTRAS)
+def extra(session: nox.Session, name: str) -> None:
+    """One extra alone: what it is for works with it, and without it an error says what to install."""
+    others = "[qpu]" if name == "plot" else ""  # it draws what the extra qpu has recorded
+    session.install(*PINNED, "torch")  # first: a build without CUDA packages where there is one
+    session.install(*PINNED, f".{others}")
+    use = ("python", "tests/extras.py", name)
+    error = session.run(*use, success_codes=[1], silent=True, env=ONE_THREAD).strip().splitlines()[-1]
+    missing = f"No module named '{name}'" if name in OWN_IMPORT else f'pip install "spingrad[{name}]"'
+    if missing not in error:
+        session.error(f"without the extra, expected an error with {missing}, got: {error}")
+    # Ray gives its processes 15 seconds to start: too few if a busy machine has to compile them first.
+    session.install(*PINNED, f".[{name}]", env={"UV_COMPILE_BYTECODE": "1"} if name == "ray" else {})
+    refuse_cuda(session)
+    session.run(*use, silent=True, env=ONE_THREAD)

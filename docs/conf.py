@@ -1,6 +1,5 @@
 """The site, built by ``nox -s site``. Its source is the root of the checkout, so links work on GitHub too."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -8,7 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "src")]
 
+from inventories import SITES, inventories  # noqa: E402
 from layers import drawn, layers  # noqa: E402
+from report_pages import REPORT, linked, pages, places  # noqa: E402
 
 from spingrad import __version__ as release  # noqa: E402, F401
 
@@ -17,13 +18,14 @@ project_copyright = "the spingrad developers"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 root_doc = "docs/index"
 include_patterns = [
     *("docs/**", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
-    *("lab/README.md", "lab/results/report.md"),
+    *("lab/README.md", REPORT),
 ]
 exclude_patterns = ["docs/_build", ".*", "build", "dist", "src", "tests", "lab/src", "lab/tests"]
 
@@ -41,18 +43,11 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-m
 autodoc_mock_imports = ["ray", "gurobipy"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# Names of torch, dimod and Python are links only where SPINGRAD_INTERSPHINX is set, which needs a network.
 INTERNAL = (
     r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)"
 )
 nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", rf"{INTERNAL}(\..*)?")]
-if os.environ.get("SPINGRAD_INTERSPHINX"):
-    extensions.append("sphinx.ext.intersphinx")
-    intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", None),
-        "torch": ("https://docs.pytorch.org/docs/stable", None),
-        "dimod": ("https://docs.dwavequantum.com/en/latest", None),
-    }
+intersphinx_mapping = inventories(SITES, ROOT / "docs/_build/inventories")
 
 html_theme = "pydata_sphinx_theme"
 html_title = "spingrad"
@@ -69,23 +64,44 @@ html_theme_options = {
 }
 
 
+PAGES = pages((ROOT / REPORT).read_text(encoding="utf-8"))
+
+
 def setup(app):
-    """Draw the import contract, mend links of the sources, and find names by where they are documented."""
-    (ROOT / "docs/layers.svg").write_text(drawn(layers(ROOT / "pyproject.toml")), encoding="utf-8")
-    app.connect("source-read", _mended_links)
+    """Write what is generated, mend links of the sources, and find names by where they are documented."""
+    _write("docs/layers.svg", drawn(layers(ROOT / "pyproject.toml")))
+    for path, text in PAGES.items():
+        if path != REPORT:
+            _write(path, text)
+    app.connect("source-read", _mended)
     app.connect("missing-reference", _documented)
 
 
-def _mended_links(app, docname, source):
-    """Links to folders become plain text; anchors of the report are its own, not names of Python."""
+def _write(path, text):
+    """Write a file if that changes it: pages that have changed are built again."""
+    file = ROOT / path
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _mended(app, docname, source):
+    """Links to folders become plain text; links to the report lead to its pages."""
     here = (ROOT / docname).parent
 
     def plain(link):
         return link[1] if "://" not in link[2] and (here / link[2]).is_dir() else link[0]
 
-    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, source[0])
-    if docname == "lab/results/report":
-        source[0] = source[0].replace("](#", "](report.md#")
+    page = f"{docname}.md"
+    text = PAGES[REPORT] if page == REPORT else linked(source[0], page, places(PAGES))
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#]+)\)", plain, text)
+    source[0] = re.sub(r"(?m)^\|.*", lambda row: _unbroken(row[0]), text)
+
+
+def _unbroken(row):
+    """A row of a table whose cells are not broken at ``a ± b``, ``a × b`` and ``a–b``."""
+    spaced = re.sub(r"(?<=\d) (?=[±×])|(?<=[±×]) (?=\d)", "\N{NO-BREAK SPACE}", row)
+    return re.sub(r"(?<=\d)–(?=\d)", "\N{WORD JOINER}–\N{WORD JOINER}", spaced)
 
 
 def _documented(app, env, node, contnode):

@@ -1,3 +1,4 @@
+import doctest
 import os
 import signal
 import sys
@@ -89,3 +90,10 @@ def test_a_task_that_ends_two_actors_is_an_error(tmp_path):
 def test_connect_keeps_the_cluster_there_is():
     address = ray.get_runtime_context().gcs_address
     assert connect().get_runtime_context().gcs_address == address
+
+
+def test_the_example_of_the_docstring_runs():
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        RaySolver, globs=vars(sys.modules[RaySolver.__module__])
+    )
+    assert doctest.DocTestRunner().run(example).failed == 0

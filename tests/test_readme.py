@@ -44,6 +44,15 @@ def test_the_code_of_a_door_has_at_most_ten_lines():
     assert all(len(code.strip().splitlines()) <= 10 for code in doors)
 
 
+def test_its_badges_are_true():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    badges = re.findall(r"badge/(\w+)-(.*?)-blue", TEXT)
+    assert badges == [
+        ("licence", project["license"].replace("-", "--")),
+        ("python", project["requires-python"].removeprefix(">=") + "+"),
+    ]
+
+
 def test_the_extras_that_it_installs_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = re.findall(r"pip install \"\.\[(.*?)\]\"", TEXT)

@@ -1,4 +1,4 @@
-"""The sources of the site: the drawing of the contract, the notebooks, and the check of links."""
+"""The sources of the site: what is generated, the notebooks, and the check of links."""
 
 import json
 import os
@@ -16,8 +16,10 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 sys.path.append(str(ROOT / "docs"))
 
+from inventories import inventories  # noqa: E402
 from layers import drawn, layers  # noqa: E402
 from links import broken  # noqa: E402
+from report_pages import linked, pages, places  # noqa: E402
 
 
 def test_the_version_is_the_same_everywhere():
@@ -43,6 +45,48 @@ def test_links_to_files_and_anchors_that_do_not_exist_are_found(tmp_path):
     links = "b.html#there", "b.html", "#own", "https://elsewhere.org/x", "b.html#gone", "gone.html"
     (tmp_path / "a.html").write_text('<p id="own">' + "".join(f'<a href="{link}"></a>' for link in links))
     assert broken(tmp_path) == ["a.html: b.html#gone", "a.html: gone.html"]
+
+
+def test_docs_of_other_libraries_are_linked_where_they_can_be_reached(tmp_path, capsys):
+    (tmp_path / "objects.inv").write_bytes(b"names")
+    sites = {"here": tmp_path.as_uri(), "gone": f"{tmp_path.as_uri()}/gone"}
+    found = inventories(sites, tmp_path / "kept")
+    assert found == {"here": (tmp_path.as_uri(), str(tmp_path / "kept/here.inv"))}
+    assert (tmp_path / "kept/here.inv").read_bytes() == b"names"
+    assert "names of gone will be no links" in capsys.readouterr().err
+
+
+def test_the_report_becomes_an_overview_and_a_page_for_each_chapter():
+    report = """# Report
+
+[digits](#digits)
+
+## The paper
+
+<a id="digits"></a>
+
+### Digits
+
+Runs are in [a file](digits.jsonl), their [speed](#speed) below.
+
+![Curves of training.](figures/digits.svg)
+
+## Benchmarks
+
+<a id="speed"></a>
+"""
+    made = pages(report)
+    overview, paper, benchmarks = made.values()
+    assert [*made] == ["lab/results/report.md", "docs/report/the-paper.md", "docs/report/benchmarks.md"]
+    assert "[digits](../../docs/report/the-paper.md#digits)" in overview
+    assert "\n../../docs/report/the-paper.md\n../../docs/report/benchmarks.md\n" in overview
+    assert paper.startswith("# The paper\n")
+    assert "\n## Digits\n" in paper
+    assert "[a file](../../lab/results/digits.jsonl), their [speed](benchmarks.md#speed)" in paper
+    assert ":::{figure} ../../lab/results/figures/digits.svg\nCurves of training.\n:::" in paper
+    assert benchmarks.startswith("# Benchmarks\n")
+    link = linked("[speed](../lab/results/report.md#speed), [own](#speed)", "docs/method.md", places(made))
+    assert link == "[speed](report/benchmarks.md#speed), [own](#speed)"
 
 
 def test_the_notebooks_hold_their_output_and_the_animation_is_small():

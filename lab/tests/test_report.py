@@ -108,3 +108,12 @@ def test_every_method_of_a_panel_is_named_once_also_when_its_curve_leaves_the_pa
     canvas = curves({"task": panel}, "epoch", "accuracy")
     texts = [text.get_text() for text in canvas.axes[0].texts]
     assert sorted(texts) == ["0", "1", "2", "Bop", "ProxQuant", "QP-SBGD", "SGD ↓"]
+
+
+def test_only_columns_of_numbers_are_right_aligned():
+    rows = [
+        ["a", "0.5 ± 0.1", "–", "68 key points"],
+        ["b", "–", "–", "85 % of the ones; of both 68 % (50 to 80)"],
+    ]
+    table = Table(["name", "number", "nothing", "words"], rows)
+    assert table.numeric == [False, True, False, False]

@@ -19,6 +19,12 @@ def box_minimum(
         offset: Constant of each unit's energy, shape ``(m,)``.
         tolerance: Stop once the gap of every unit is below this fraction of its energy.
         max_iterations: Stop here in any case.
+
+    Example:
+        >>> Z, H, offset = torch.eye(2), torch.tensor([[3.0], [-0.5]]), torch.zeros(1)
+        >>> box_minimum(Z, H, offset, tolerance=1e-3, max_iterations=100)
+        tensor([[ 1.0000],
+                [-0.5000]])
     """
     # D - ZᵀZ is positive semidefinite for D = diag(|Z|ᵀ|Z| 1), so 1/D is a step that cannot overshoot.
     step = 1 / (Z.abs().T @ Z.abs().sum(1)).clamp_(min=torch.finfo(Z.dtype).tiny)[:, None]
@@ -52,6 +58,11 @@ def box_bound(Z: Tensor, H: Tensor, offset: Tensor, G: Tensor) -> Tensor:  # (m,
 
     The relaxation of a wide layer is nearly tight (``spingrad-lab bench solvers`` shows how nearly); that of
     a small one is not, because small problems are combinatorial, whatever the solver.
+
+    Example:
+        >>> Z, H, offset = torch.eye(2), torch.tensor([[3.0], [-0.5]]), torch.zeros(1)
+        >>> box_bound(Z, H, offset, torch.tensor([[1.0], [-0.5]]))  # the best spins, +1 and -1, reach -5
+        tensor([-5.2500])
     """
     energy, gap = _energy_and_gap(Z, H, G)
     largest = Z.abs().sum(1).square().sum() + 2 * H.abs().sum(0) + offset.abs()

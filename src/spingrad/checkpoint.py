@@ -23,6 +23,8 @@ from spingrad._files import flush_folder, write_atomically, write_new
 from spingrad._state import PackedState, unpacked
 from spingrad._version import __version__
 
+__all__ = ["Checkpoint", "Stateful"]
+
 T = TypeVar("T")
 
 KEPT = 2  # generations
@@ -38,7 +40,18 @@ OURS = re.compile(r"manifest\.json|\.spingrad-[0-9a-f]{16}\.tmp|[\w-]+\.[0-9a-f]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a scaler, a data loader: gives its state and takes it back."""
+    """A model, an optimizer, a scheduler, a scaler, a data loader: gives its state and takes it back.
+
+    Example:
+        >>> class Epochs:
+        ...     count = 0
+        ...     def state_dict(self):
+        ...         return {"count": self.count}
+        ...     def load_state_dict(self, state_dict):
+        ...         self.count = state_dict["count"]
+        >>> isinstance(Epochs(), Stateful)
+        True
+    """
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -27,7 +27,13 @@ FORMAT = Format(
 
 
 class ProblemFileError(ValueError):
-    """A file that is not a problem, or was changed since it was written; the message says why."""
+    """A file that is not a problem, or was changed since it was written; the message says why.
+
+    Example:
+        >>> BinaryQuadratic.load(__file__)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        spingrad.problem.ProblemFileError: ... is not a problem of spingrad: expected a safetensors file ...
+    """
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,12 @@ class LayerRecord:
         rows: Inputs, one row per sample, patch or node.
         grad: Gradient, shape ``(N, m)``; ``(N, m, height, width)`` for a convolution in two dimensions. Units
             are in dimension 1, and all other dimensions together count the rows.
+
+    Example:
+        >>> from spingrad.optim.functional import problem_of
+        >>> record = LayerRecord(DenseRows(torch.eye(3)), torch.tensor([[1.0], [-2.0], [3.0]]))
+        >>> problem_of(record).H.sign().T  # one field per input, of one unit
+        tensor([[ 1., -1.,  1.]])
     """
 
     rows: Rows
@@ -83,6 +89,12 @@ class Check(NamedTuple):
         live: Number of rows with a gradient.
         tiny: Whether squares of the gradient may underflow.
         extreme: Whether squares of the inputs may overflow or underflow.
+
+    Example:
+        >>> record = LayerRecord(DenseRows(torch.ones(1, 2)), torch.tensor([[torch.inf]]))
+        >>> [(check, mask)], _ = checks([record])
+        >>> check.finite
+        False
     """
 
     finite: bool
@@ -103,6 +115,14 @@ def checks(
     Returns:
         For every record its check and a mask of the rows with a gradient; for every weight whether all its
         entries are finite.
+
+    Example:
+        >>> record = LayerRecord(DenseRows(torch.ones(3, 2)), torch.tensor([[1.0], [0.0], [2.0]]))
+        >>> [(check, mask)], _ = checks([record])
+        >>> check
+        Check(finite=True, live=2, tiny=False, extreme=False)
+        >>> mask
+        tensor([ True, False,  True])
     """
     found = [record.check() for record in records]
     sums = [torch.isfinite(weight.sum()).long().expand(4) for weight in weights]  # faster than extremes

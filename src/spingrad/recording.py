@@ -13,6 +13,8 @@ from torch import Tensor
 from spingrad.record import LayerRecord
 from spingrad.rows import peak_of, to_rows
 
+__all__ = ["Record", "record_of", "start_recording", "stop_recording"]
+
 NOBODY = -1
 _keys = itertools.count()
 _records: weakref.WeakValueDictionary[int, "Record"] = weakref.WeakValueDictionary()
@@ -38,6 +40,15 @@ class Record:
         weight: The latent weight.
         keep_grad: Compute ``weight.grad`` too. Otherwise ``weight.grad`` is a tensor of zeros that only
             marks that there is a record.
+
+    Example:
+        >>> from spingrad import BinaryLinear
+        >>> layer = BinaryLinear(4, 3)
+        >>> record = start_recording(layer.weight)
+        >>> for _ in range(2):
+        ...     layer(torch.ones(5, 4)).sum().backward()
+        >>> record.layers()[0].rows.shape  # of both passes
+        (10, 4)
     """
 
     def __init__(self, weight: Tensor, keep_grad: bool = False) -> None:
@@ -313,7 +324,16 @@ def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], tra
 
 
 def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
-    """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked."""
+    """Make the layers of ``weight`` record, and no longer compute ``weight.grad`` unless asked.
+
+    Example:
+        >>> from spingrad import BinaryLinear
+        >>> layer = BinaryLinear(4, 3)
+        >>> record = start_recording(layer.weight)
+        >>> layer(torch.ones(5, 4)).sum().backward()
+        >>> record.layers()[0].grad.shape  # by the layer's output: 5 rows, 3 units
+        torch.Size([5, 3])
+    """
     if not isinstance(weight, Tensor):
         raise TypeError(f"expected the weight of a binary layer, a torch.Tensor, got {type(weight).__name__}")
     stop_recording(weight)
@@ -323,7 +343,17 @@ def start_recording(weight: Tensor, keep_grad: bool = False) -> Record:
 
 
 def stop_recording(weight: Tensor) -> None:
-    """Return ``weight`` to binary passes and ordinary gradients, as any torch optimizer expects them."""
+    """Return ``weight`` to binary passes and ordinary gradients, as any torch optimizer expects them.
+
+    Example:
+        >>> from spingrad import BinaryLinear
+        >>> layer = BinaryLinear(4, 3)
+        >>> _ = start_recording(layer.weight)
+        >>> stop_recording(layer.weight)
+        >>> layer(torch.ones(5, 4)).sum().backward()
+        >>> layer.weight.grad[0]
+        tensor([2.5000, 2.5000, 2.5000, 2.5000])
+    """
     if (record := record_of(weight)) is not None:
         record.remove()
     for mark in ("record", "relaxed"):
@@ -337,5 +367,15 @@ def has_gradient_of_its_own(weight: Tensor) -> bool:
 
 
 def record_of(weight: Tensor) -> Record | None:
-    """The record on a weight, or ``None`` if it does not record."""
+    """The record on a weight, or ``None`` if it does not record.
+
+    Example:
+        >>> from spingrad import QPSBGD, BinaryLinear, binary_parameters
+        >>> layer = BinaryLinear(4, 3)
+        >>> record_of(layer.weight) is None
+        True
+        >>> optimizer = QPSBGD(binary_parameters(layer))  # makes the layer record
+        >>> record_of(layer.weight).layers()  # no backward pass yet
+        []
+    """
     return getattr(weight, "record", None)

@@ -37,6 +37,12 @@ class RoundedLayer:
         spins: The weights of each group, shape ``(n, m)``.
         scales: The scales for which the problems were posed, shape ``(m,)`` per group.
         outputs: Sum of squares of the real outputs, without the bias.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> _, (first, second) = round_model(model, torch.randn(100, 8))
+        >>> first.name, first.spins[0].shape, first.bound() <= first.error
+        ('0', torch.Size([8, 16]), True)
     """
 
     name: str
@@ -130,6 +136,13 @@ def babai(problem: BinaryQuadratic) -> Tensor:  # (n, m)
 
     The spins are set one after the other; each is the sign of the best real value that is left for it after
     the error of those before it. The spins with the largest inputs are set first.
+
+    Example:
+        >>> from spingrad.testing import random_problem
+        >>> problem = random_problem(r=20, n=30, m=4, seed=0)
+        >>> by_sign = spins_of(problem.H)
+        >>> bool((problem.energy(babai(problem)) < problem.energy(by_sign)).all())
+        True
     """
     double = problem.double()
     gram, H = double.rows.gram(), double.H

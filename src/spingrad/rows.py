@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
+__all__ = ["DenseRows", "Patches", "Rows", "to_rows"]
+
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -25,6 +27,13 @@ class Rows(ABC):
     Everything after a layer asks for a few products with this matrix and never for its kind. A dense matrix
     computes them as they stand; the matrix of a convolution is k² times its images, so its products are
     computed without unfolding it, or in parts.
+
+    Example:
+        >>> patches = Patches([torch.rand(2, 3, 8, 8)], (3, 3), (1, 1), (1, 1), (1, 1))
+        >>> patches.shape  # 2 · 8 · 8 patches, each of 3 · 3 · 3 numbers
+        (128, 27)
+        >>> torch.allclose(patches.gram(), DenseRows(patches.dense()).gram(), atol=1e-4)
+        True
     """
 
     drop_below: ClassVar[float] = 1.0
@@ -144,6 +153,12 @@ class DenseRows(Rows):
 
     Args:
         matrix: Shape ``(r, n)``.
+
+    Example:
+        >>> rows = DenseRows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> rows @ torch.tensor([[1.0], [-1.0]])  # a unit with the spins +1 and -1
+        tensor([[-1.],
+                [-1.]])
     """
 
     matrix: Tensor
@@ -453,6 +468,15 @@ def to_rows(x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> list[tuple[Ro
         geometry: Empty for a matrix product. For a convolution: the number of dimensions, the number of
             groups, then one number per dimension each for kernel size, stride, padding and dilation. For a
             transposed convolution, output padding follows.
+
+    Example:
+        >>> [(rows, grad)] = to_rows(torch.ones(5, 4), torch.ones(5, 3), ())
+        >>> rows.shape, grad.shape
+        ((5, 4), torch.Size([5, 3]))
+        >>> geometry = 2, 1, 3, 3, 1, 1, 0, 0, 1, 1  # two dimensions, one group, a kernel of 3 by 3
+        >>> [(rows, grad)] = to_rows(torch.ones(2, 1, 8, 8), torch.ones(2, 3, 6, 6), geometry)
+        >>> rows.shape, grad.shape
+        ((72, 9), torch.Size([2, 3, 6, 6]))
     """
     if not geometry:
         return [(DenseRows(x.reshape(-1, x.shape[-1])), grad.reshape(-1, grad.shape[-1]))]

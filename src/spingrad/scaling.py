@@ -20,6 +20,15 @@ def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
     ``"uniform"`` divides all rows by ``√(n · mean ‖x‖²)``: they weigh the same, as a quadratic model of
     the loss asks, and spins reach ``|z · g| ≤ 1`` at a row of mean norm, whatever the unit of the inputs.
     ``"normalized"`` is the paper's ``x_b / ‖x_b‖²``, in which the shortest rows weigh most.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 4.0], [300.0, 400.0]])
+        >>> jacobian(DenseRows(x)).dense()
+        tensor([[0.0060, 0.0080],
+                [0.6000, 0.8000]])
+        >>> jacobian(DenseRows(x), "normalized").dense()
+        tensor([[0.1200, 0.1600],
+                [0.0012, 0.0016]])
     """
     if weighting == "normalized":
         x = rows.dense()
@@ -32,7 +41,12 @@ def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
 
 
 def unit_rms(grad: Tensor, count: int) -> Tensor:  # (N, m, ...) -> (m,)
-    """The root mean square of each unit's gradient over ``count`` rows."""
+    """The root mean square of each unit's gradient over ``count`` rows.
+
+    Example:
+        >>> unit_rms(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), 2)
+        tensor([3., 0.])
+    """
     others = [0, *range(2, grad.ndim)]
     return torch.sqrt(grad.square().sum(others) / count)  # faster than a norm along these dimensions
 
@@ -43,6 +57,10 @@ def target_factor(rms: Tensor, target_rms: Tensor | float) -> Tensor:  # (m,) ->
     A mean-reduced loss has gradients far smaller than what ``Z G`` can reach, and the spins nearest to a
     target near zero do nothing. A gradient that is zero, or only the rounding error of a zero (as where
     both classes get equal weights), gets the factor zero.
+
+    Example:
+        >>> target_factor(torch.tensor([0.25, 0.125, 0.0]), 0.5)
+        tensor([2., 4., 0.])
     """
     return torch.where(rms > ROUNDING * rms.max(), target_rms / rms, 0)
 
@@ -53,6 +71,10 @@ def suitable_target(Z: Rows) -> Tensor:
     The targets of different rows are mostly noise to each other. Of N rows with the same inputs, spins can
     reach only ``1/√N`` of their targets. So such rows get ``√N`` times the target of a row with inputs of
     its own.
+
+    Example:
+        >>> suitable_target(DenseRows(torch.eye(4))), suitable_target(DenseRows(torch.ones(4, 4)))
+        (tensor(0.3500), tensor(0.7000))
     """
     return AUTO * overlap(Z.sketch[1], len(Z)).sqrt()
 

@@ -68,9 +68,13 @@ class DistributedQPSBGD(QPSBGD):
         **settings: Those of :class:`~spingrad.QPSBGD`, the same on all workers.
 
     Example:
-        >>> optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")  # doctest: +SKIP
-        >>> loss.backward()  # doctest: +SKIP
-        >>> optimizer.step()  # doctest: +SKIP
+        >>> from spingrad import BinaryLinear
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
+        >>> model = BinaryLinear(8, 4)
+        >>> optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")
+        >>> model(torch.randn(16, 8)).square().mean().backward()
+        >>> optimizer.step()
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
@@ -271,6 +275,15 @@ def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     Args:
         model: A model with binary layers and others.
         **settings: Those of :class:`torch.nn.parallel.DistributedDataParallel`.
+
+    Example:
+        >>> from spingrad import BinaryLinear
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
+        >>> model = nn.Sequential(BinaryLinear(8, 4), nn.BatchNorm1d(4))
+        >>> parallel = data_parallel(model)
+        >>> parallel(torch.randn(16, 8)).shape
+        torch.Size([16, 4])
+        >>> dist.destroy_process_group()
     """
     # The name begins with an underscore, but it is the way that DDP itself documents in its source.
     binary = [name for name, _ in binary_parameters(model)]

@@ -34,9 +34,11 @@ class RaySolver(Solver):
         repeated: Tasks done once more because their actor died.
 
     Example:
-        >>> from spingrad.solvers import GurobiSolver
-        >>> solver = RaySolver(lambda: GurobiSolver(time_limit=10), num_workers=4)  # doctest: +SKIP
-        >>> optimizer = QPSBGD(binary_parameters(model), solver=solver)  # doctest: +SKIP
+        >>> from spingrad.solvers import ExactSolver
+        >>> from spingrad.testing import random_problem
+        >>> solver = RaySolver(ExactSolver, num_workers=2)
+        >>> solver.solve(random_problem(r=8, n=6, m=4, seed=0)).info["proved"]
+        tensor([True, True, True, True])
     """
 
     def __init__(

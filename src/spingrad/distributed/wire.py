@@ -21,6 +21,14 @@ class Wire:
     Attributes:
         sent: Bytes that this worker has sent. Whether they go to the others directly or around a ring, a
             worker sends its part of an all-gather to, or on behalf of, each of the others once.
+
+    Example:
+        >>> import torch
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
+        >>> wire = Wire()
+        >>> wire.all_gather(torch.ones(3)).shape, wire.sent
+        (torch.Size([1, 3]), 0)
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:

@@ -65,6 +65,14 @@ class ArduinoLibrary:
     Args:
         source: The network in C.
         files: Content by path inside the library's folder.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> list(to_arduino(packed, "gestures").files)
+        ['library.properties', 'src/gestures.h', 'src/gestures.c', 'examples/gestures/gestures.ino']
     """
 
     source: CSource
@@ -82,6 +90,15 @@ def to_arduino(model: PackedModel, name: str = "network", example: Array | None 
         model: The network.
         name: Name of the library, and prefix of its functions.
         example: One input for the sketch; a random one if none is given.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> library = to_arduino(packed, "gestures")  # library.save(folder) writes it
+        >>> library.source.constants, library.source.ram  # bytes
+        (44, 36)
     """
     source = to_c(model, name)
     x = examples(model, 1) if example is None else example.reshape(1, -1)

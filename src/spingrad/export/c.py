@@ -64,6 +64,12 @@ class CSource:
         ram: Bytes of the buffers; the stack holds the scores and a few more words.
         memory: The buffers in this RAM, and the offset of each.
         steps: The names of the stages that are computed together, in order.
+
+    Example:
+        >>> bits = np.array([[0b0101], [0b0011]], np.uint8)
+        >>> source = to_c(PackedModel("pixels", (4,), (Linear(bits, 4),)), "tiny")
+        >>> list(source.files)
+        ['tiny.h', 'tiny.c']
     """
 
     name: str

@@ -38,6 +38,10 @@ class Chip:
         tick: How many of them one tick of the timer is.
         start: C code that starts the chip, prints, and reads the timer.
         layout: Addresses of flash and RAM; none where the compiler knows them.
+
+    Example:
+        >>> UNO.name, UNO.flash, UNO.ram
+        ('ATmega328P (Arduino Uno)', 32256, 2048)
     """
 
     name: str
@@ -64,6 +68,16 @@ class Run(NamedTuple):
         cost: Cycles or instructions for each.
         flash: Bytes of the program, without the inputs that were stored with it.
         ram: Bytes of the buffers, of one input, and of the deepest stack.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> x = np.zeros((2, 16), np.uint8)
+        >>> found = run(UNO, packed, x)
+        >>> found.flash < UNO.flash, found.ram < UNO.ram, found.cost.shape
+        (True, True, (2,))
     """
 
     classes: Array
@@ -126,6 +140,16 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
 
     Raises:
         MemoryError: The network does not fit.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> x = np.zeros((2, 16), np.uint8)
+        >>> found = run(UNO, packed, x)
+        >>> np.array_equal(found.classes, packed.classes(x))
+        True
     """
     source = to_c(model)
     x = x.reshape(len(x), -1)

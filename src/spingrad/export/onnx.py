@@ -42,6 +42,15 @@ def to_onnx(model: PackedModel) -> "ModelProto":
 
     The input is called ``input``: uint8 pixels, or spins as int8. The sums of layer k are the tensor
     ``sums_k``. Weights are stored as int8, a quarter of the size of float32.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> made = to_onnx(packed)  # onnx.save(made, path) writes it
+        >>> [output.name for output in made.graph.output]
+        ['scores', 'classes']
     """
     graph = Graph(model)
     graph.cast("input", "float32", "input_as_float")

@@ -36,7 +36,13 @@ _FIELDS = {"kind", "shape", "unit", "stages"}  # of a network in a file
 
 
 class PackedFileError(ValueError):
-    """A file that is not a packed network, or was changed since it was written; the message says why."""
+    """A file that is not a packed network, or was changed since it was written; the message says why.
+
+    Example:
+        >>> PackedModel.load(__file__)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        spingrad.export.packed.PackedFileError: ... is not a packed network: expected a safetensors file ...
+    """
 
 
 @dataclass(frozen=True, eq=False)

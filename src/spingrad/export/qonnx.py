@@ -42,6 +42,15 @@ def to_qonnx(model: PackedModel, batch: int = 1) -> "ModelProto":
         model: The network. Hardtanh, and BatchNorm or a bias behind the last layer, become integer
             arithmetic, which qonnx executes but FINN and hls4ml refuse.
         batch: Number of examples per call; qonnx needs it to be fixed.
+
+    Example:
+        >>> from torch import nn
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> made = to_qonnx(packed, batch=4)  # onnx.save(made, path) writes it
+        >>> [output.name for output in made.graph.output]
+        ['scores']
     """
     made = _Graph(model).finished(np.float32, batch)
     note = made.graph.quantization_annotation.add(tensor_name="input")

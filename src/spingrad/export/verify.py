@@ -56,7 +56,16 @@ int main(void)
 
 
 class Answers(NamedTuple):
-    """The sums of each layer, one array per layer, and the class of every example."""
+    """The sums of each layer, one array per layer, and the class of every example.
+
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> packed = pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)))
+        >>> answers = from_packed(packed, np.zeros((5, 16), np.uint8))
+        >>> [sums.shape for sums in answers.sums], answers.classes.shape
+        ([(5, 8), (5, 3)], (5,))
+    """
 
     sums: list[Array]
     classes: Array
@@ -64,7 +73,15 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
-    """Runs the torch network itself in float32; ``scale`` is that of :func:`spingrad.export.pack`."""
+    """Runs the torch network itself in float32; ``scale`` is that of :func:`spingrad.export.pack`.
+
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> model = nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3))
+        >>> answers = from_torch(model, torch.ones(5, 16))
+        >>> [sums.shape for sums in answers.sums]
+        [(5, 8), (5, 3)]
+    """
     layers = [module for module in model.modules() if isinstance(module, BinaryLayer)]
     found: list[Array] = []
 
@@ -83,7 +100,14 @@ def from_torch(model: nn.Module, x: Tensor, scale: float = 1.0) -> Answers:
 
 
 def with_int8(model: nn.Module) -> nn.Module:
-    """A copy whose real layers have the weights of the packed network: rounded to int8, unit by unit."""
+    """A copy whose real layers have the weights of the packed network: rounded to int8, unit by unit.
+
+    Example:
+        >>> rounded = with_int8(nn.Linear(16, 8))
+        >>> levels = rounded.weight / rounded.weight.abs().amax(1, keepdim=True) * 127
+        >>> torch.allclose(levels, levels.round(), atol=1e-3)
+        True
+    """
     model = copy.deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -95,12 +119,31 @@ def with_int8(model: nn.Module) -> nn.Module:
 
 
 def from_packed(model: PackedModel, x: Array) -> Answers:
-    """Runs the packed network."""
+    """Runs the packed network.
+
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> model = nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3))
+        >>> packed, x = pack(model), np.arange(80, dtype=np.uint8).reshape(5, 16)
+        >>> found, expected = from_packed(packed, x), from_torch(model, torch.from_numpy(x).float())
+        >>> np.array_equal(found.classes, expected.classes)
+        True
+    """
     return Answers(model.sums(x), model.classes(x))
 
 
 def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Answers:
-    """Compiles the C by gcc, with every warning an error, and runs it."""
+    """Compiles the C by gcc, with every warning an error, and runs it.
+
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> model = nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3))
+        >>> packed, x = pack(model), np.arange(80, dtype=np.uint8).reshape(5, 16)
+        >>> np.array_equal(from_c(packed, x).classes, from_packed(packed, x).classes)
+        True
+    """
     shapes = _shapes(model)
     counts = [int(np.prod(shape)) for shape in shapes]
     source = to_c(model, "network")
@@ -114,7 +157,18 @@ def from_c(model: PackedModel, x: Array, flags: Sequence[str] = ("-O2",)) -> Ans
 
 
 def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str] = ("-O2",)) -> Path:
-    """Compiles the C together with a ``main`` that includes it; the path of the program."""
+    r"""Compiles the C together with a ``main`` that includes it; the path of the program.
+
+    Example:
+        >>> import tempfile
+        >>> from spingrad import BinaryLinear
+        >>> from spingrad.export import pack
+        >>> source = to_c(pack(BinaryLinear(16, 3)))
+        >>> main = '#include "network.c"\nint main(void) { return NETWORK_INPUTS; }'
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     subprocess.run([compiled(source, main, folder)]).returncode
+        16
+    """
     source.save(folder)
     write_atomically(Path(folder, "main.c"), main.encode())
     subprocess.run([*STRICT, *flags, "main.c", "-o", "main"], cwd=folder, check=True)
@@ -122,11 +176,23 @@ def compiled(source: CSource, main: str, folder: str | Path, flags: Sequence[str
 
 
 def from_onnx(model: PackedModel, x: Array) -> Answers:
-    """Runs the ONNX graph in onnxruntime."""
-    import onnx
-    import onnxruntime
+    """Runs the ONNX graph in onnxruntime.
 
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> model = nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3))
+        >>> packed, x = pack(model), np.arange(80, dtype=np.uint8).reshape(5, 16)
+        >>> np.array_equal(from_onnx(packed, x).classes, from_packed(packed, x).classes)
+        True
+    """
     made = to_onnx(model)
+    import onnx
+
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError('running ONNX needs onnxruntime: pip install "spingrad[onnx]"') from None
     names = [f"sums_{layer}" for layer in range(len(model.products))]
     for name in names:
         made.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
@@ -141,10 +207,22 @@ def from_onnx(model: PackedModel, x: Array) -> Answers:
 
 
 def from_qonnx(model: PackedModel, x: Array) -> Answers:
-    """Runs the QONNX graph in qonnx's executor."""
-    from qonnx.core.modelwrapper import ModelWrapper
-    from qonnx.core.onnx_exec import execute_onnx
-    from qonnx.transformation.infer_shapes import InferShapes
+    """Runs the QONNX graph in qonnx's executor.
+
+    Example:
+        >>> from spingrad import BinaryLinear, Sign
+        >>> from spingrad.export import pack
+        >>> model = nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3))
+        >>> packed, x = pack(model), np.arange(80, dtype=np.uint8).reshape(5, 16)
+        >>> np.array_equal(from_qonnx(packed, x).classes, from_packed(packed, x).classes)
+        True
+    """
+    try:
+        from qonnx.core.modelwrapper import ModelWrapper
+        from qonnx.core.onnx_exec import execute_onnx
+        from qonnx.transformation.infer_shapes import InferShapes
+    except ImportError:
+        raise ImportError('running QONNX needs qonnx: pip install "spingrad[qonnx]"') from None
 
     wrapped = ModelWrapper(to_qonnx(model, batch=len(x))).transform(InferShapes())
     inputs = {"input": x.astype(np.float32).reshape(-1, *model.shape)}

@@ -14,6 +14,13 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int) -> Tensor:
     Args:
         edge_index: Source and target of every edge, shape ``(2, E)``.
         num_nodes: Number of nodes, with or without edges.
+
+    Example:
+        >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # 0 - 1 - 2, each edge in both directions
+        >>> normalized_adjacency(path, 3).to_dense()
+        tensor([[0.5000, 0.4082, 0.0000],
+                [0.4082, 0.3333, 0.4082],
+                [0.0000, 0.4082, 0.5000]])
     """
     try:
         from torch_geometric.nn.conv.gcn_conv import gcn_norm

@@ -48,6 +48,15 @@ class BinaryLayer(nn.Module):
         dtype: As in torch's layers.
         scale: Factor of the output: ``True`` for ``1 / √fan_in``, ``False`` for 1, a number, or a tensor of
             one number per unit, which is part of ``state_dict()``.
+
+    Example:
+        >>> class Mixed(BinaryLayer):  # mixes the tokens of a sequence, not their features
+        ...     def inputs(self, x):
+        ...         return x.transpose(-1, -2)
+        ...     def product(self, x, weight):
+        ...         return x @ weight.T
+        >>> Mixed((3, 8))(torch.ones(2, 8, 5)).shape
+        torch.Size([2, 5, 3])
     """
 
     trailing: ClassVar[int] = 0

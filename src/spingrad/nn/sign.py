@@ -53,7 +53,12 @@ def sign(x: Tensor) -> Tensor:
 
 
 class Sign(nn.Module):
-    """:func:`sign` as a module, for use in ``nn.Sequential``."""
+    """:func:`sign` as a module, for use in ``nn.Sequential``.
+
+    Example:
+        >>> Sign()(torch.tensor([-0.5, 0.0, 2.0]))
+        tensor([-1.,  1.,  1.])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return sign(x)

@@ -75,6 +75,8 @@ class BinaryConnect(_Wrapped):
         >>> from spingrad import BinaryLinear, binary_parameters
         >>> model = BinaryLinear(4, 2)
         >>> optimizer = BinaryConnect(binary_parameters(model), torch.optim.Adam, lr=1e-3)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
@@ -94,6 +96,16 @@ class ProxQuant(_Wrapped):
         regularization: Growth of the regulariser per step.
         optimizer: A torch optimizer class.
         **kwargs: Passed on to it.
+
+    Example:
+        >>> from spingrad import BinaryLinear, binary_parameters
+        >>> model = BinaryLinear(4, 2)
+        >>> optimizer = ProxQuant(binary_parameters(model), regularization=1e-3, lr=1e-2)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.project()  # after the last step
+        >>> model.weight.abs().unique()
+        tensor([1.], grad_fn=<Unique2Backward0>)
     """
 
     _kept = ("inner", "regularization")
@@ -156,6 +168,16 @@ class SignSGD(Optimizer):
         params: Latent weights.
         lr: Learning rate.
         momentum: Weight of the past in the average of gradients whose sign is taken (Signum).
+
+    Example:
+        >>> from spingrad import BinaryLinear, binary_parameters
+        >>> model = BinaryLinear(4, 1)
+        >>> _ = torch.nn.init.constant_(model.weight, 0.5)
+        >>> optimizer = SignSGD(binary_parameters(model), lr=0.1)
+        >>> model(torch.ones(8, 4)).mean().backward()
+        >>> optimizer.step()
+        >>> model.weight.data
+        tensor([[0.4000, 0.4000, 0.4000, 0.4000]])
     """
 
     def __init__(self, params: Params, lr: float = 1e-3, momentum: float = 0.0) -> None:
@@ -194,6 +216,16 @@ class Bop(Optimizer):
         params: Weights; made -1 or +1 at once.
         lr: The adaptivity rate γ of the average (called ``lr`` so that schedulers find it).
         threshold: The threshold τ.
+
+    Example:
+        >>> from spingrad import BinaryLinear, binary_parameters
+        >>> model = BinaryLinear(4, 1)
+        >>> _ = torch.nn.init.constant_(model.weight, 0.5)
+        >>> optimizer = Bop(binary_parameters(model), lr=0.1, threshold=1e-3)
+        >>> model(torch.ones(8, 4)).mean().backward()
+        >>> optimizer.step()  # flips all four
+        >>> model.weight.data
+        tensor([[-1., -1., -1., -1.]])
     """
 
     def __init__(self, params: Params, lr: float = 1e-3, threshold: float = 1e-7) -> None:

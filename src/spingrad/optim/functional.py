@@ -24,6 +24,11 @@ def prepared(
         rows: As in :class:`~spingrad.QPSBGD`, like the argument that follows.
         target_rms: Gradients are rescaled before their squares underflow, if the target does not depend on
             their size.
+
+    Example:
+        >>> record = LayerRecord(DenseRows(torch.ones(3, 4)), torch.tensor([[1.0], [0.0], [2.0]]))
+        >>> prepared(record).rows.shape  # without the row in the middle
+        (2, 4)
     """
     check, live = checks([record])[0][0] if found is None else found
     if rows == "uniform":
@@ -50,6 +55,12 @@ def scale(
 
     Returns:
         ``Z``, the factors of shape ``(m,)``, and the root mean square of each unit's target, shape ``(m,)``.
+
+    Example:
+        >>> record = LayerRecord(DenseRows(torch.eye(4)), torch.full((4, 2), 1e-6))
+        >>> Z, factor, rms = scale(record, target_rms=0.5)
+        >>> factor, rms
+        (tensor([500000., 500000.]), tensor([0.5000, 0.5000]))
     """
     Z = jacobian(record.rows, rows)
     rms = unit_rms(record.grad, max(1, len(Z)))
@@ -79,6 +90,12 @@ def average(
         exp_avg: The average before this step, shape ``(m, n)``, or ``None`` at the first step.
         step: Number of steps in ``exp_avg``.
         out: Memory that may be used for the result.
+
+    Example:
+        >>> Z, one = DenseRows(torch.eye(2)), torch.ones(1)
+        >>> first = average(Z, torch.tensor([[1.0], [1.0]]), one, 0.9, None, 0)
+        >>> average(Z, torch.tensor([[1.0], [3.0]]), one, 0.9, first, 1)
+        tensor([[1.0000, 2.0526]])
     """
     if exp_avg is None:
         return Z.pull_back(grad, factor, out=out)
@@ -111,6 +128,13 @@ def pose(
 
     Returns:
         The problem. Its ``H`` is the new average, transposed.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> record = LayerRecord(DenseRows(torch.randn(64, 10)), torch.randn(64, 3))
+        >>> problem = pose(prepared(record), momentum=0.9, rank=4)
+        >>> problem.rows.shape, problem.H.shape  # 4 directions in place of 64 rows
+        ((4, 10), torch.Size([10, 3]))
     """
     if rows == "normalized":
         record = record.dense()  # rows of their own weight each
@@ -127,7 +151,14 @@ def pose(
 def problem_of(
     record: LayerRecord, rows: Weighting = "uniform", target_rms: TargetRms = "auto"
 ) -> BinaryQuadratic:
-    """The problem of one batch alone, without momentum, from a record as a backward pass left it."""
+    """The problem of one batch alone, without momentum, from a record as a backward pass left it.
+
+    Example:
+        >>> from spingrad.solvers import SignSolver
+        >>> record = LayerRecord(DenseRows(torch.eye(3)), torch.tensor([[1.0], [-2.0], [3.0]]))
+        >>> SignSolver().solve(problem_of(record)).spins.T
+        tensor([[ 1., -1.,  1.]])
+    """
     return pose(prepared(record, rows=rows, target_rms=target_rms), rows=rows, target_rms=target_rms)
 
 
@@ -140,6 +171,13 @@ def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float |
         idle: Units that stay, shape ``(m,)``.
         lr: Learning rate.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
+
+    Example:
+        >>> weight, spins = torch.zeros(2, 3), torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])
+        >>> move_(weight, spins, idle=torch.tensor([False, True]), lr=0.01, clamp=1.0)
+        >>> weight
+        tensor([[-0.0100,  0.0100, -0.0100],
+                [ 0.0000,  0.0000,  0.0000]])
     """
     weight.addcmul_(spins, torch.where(idle, 0.0, -float(lr)).to(weight.dtype)[:, None])
     if clamp is not None:

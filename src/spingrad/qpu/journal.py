@@ -41,11 +41,29 @@ PATIENCE = 60.0  # seconds to wait for a program that reads the file
 
 
 class BudgetError(RuntimeError):
-    """The next call would cost more than the rest of the run's budget; nothing was sent."""
+    """The next call would cost more than the rest of the run's budget; nothing was sent.
+
+    Example:
+        >>> import tempfile
+        >>> from spingrad.qpu import QPUSolver
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with tempfile.TemporaryDirectory() as folder, Sapi(size=4) as sapi, sapi.configured():
+        ...     with QPUSolver(f"{folder}/run.journal", budget=0.001) as solver:
+        ...         solver.solve(random_problem(r=8, n=4, m=2, seed=0))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        spingrad.qpu.journal.BudgetError: a call of 0.016 s does not fit the budget: ...
+    """
 
 
 class JournalError(FileFormatError):
-    """A journal is damaged, was deleted during the run, or is no journal; the file was left as it is."""
+    """A journal is damaged, was deleted during the run, or is no journal; the file was left as it is.
+
+    Example:
+        >>> Journal(__file__, read_only=True)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        spingrad.qpu.journal.JournalError: ... is not the journal of a QPU run. It was not changed; ...
+    """
 
 
 @dataclass
@@ -111,6 +129,18 @@ class Journal:
             if the file was deleted or replaced meanwhile.
         RuntimeError: Another process has the journal open for writing.
         OSError: The file could not be written. The journal is then closed; it holds all earlier events.
+
+    Example:
+        >>> import tempfile
+        >>> from spingrad.qpu import QPUSolver
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with tempfile.TemporaryDirectory() as folder, Sapi(size=4) as sapi, sapi.configured():
+        ...     with QPUSolver(f"{folder}/run.journal", budget=1.0) as solver:
+        ...         _ = solver.solve(random_problem(r=8, n=4, m=2, seed=0))
+        ...     journal = Journal(f"{folder}/run.journal", read_only=True)
+        ...     len(journal.attempts), journal.spent_us == sapi.charged_us
+        (1, True)
     """
 
     def __init__(self, path: str | Path, budget: float | None = None, *, read_only: bool = False) -> None:

@@ -27,6 +27,11 @@ class Plan:
         one_by_one_seconds: QPU time per step if every unit were sent alone, as the paper did.
         steps_per_epoch: Steps per epoch.
         epochs: Epochs of the run.
+
+    Example:
+        >>> small = plan([16, 4, 2], batch_size=50, num_examples=1000, epochs=3, chip=Chip.ideal(size=6))
+        >>> small.layers, small.steps_per_epoch, small.run_seconds < 2
+        (((16, 4), (4, 2)), 20, True)
     """
 
     chip: Chip

@@ -90,6 +90,18 @@ def save_samples(path: str | Path, solver: DimodSolver) -> None:
     Args:
         path: The file.
         solver: A solver around one of Ocean's embedding composites, with ``keep_samples=True``.
+
+    Example:
+        >>> import tempfile
+        >>> from dwave.system import DWaveSampler, EmbeddingComposite
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> problem = random_problem(r=8, n=4, m=2, seed=0)
+        >>> with Sapi(size=4) as sapi, sapi.configured(), DWaveSampler() as qpu:
+        ...     solver = DimodSolver(EmbeddingComposite(qpu), num_reads=10, keep_samples=True)
+        ...     _ = solver.solve_all([problem])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_samples(f"{folder}/step.samples", solver)
     """
     if not solver.latest:
         raise ValueError(
@@ -117,7 +129,23 @@ def is_samples(path: Path) -> bool:
 
 
 def load_samples(path: str | Path) -> tuple[Chip, list[SampledCall]]:
-    """The chip and the calls in a file of :func:`save_samples`."""
+    """The chip and the calls in a file of :func:`save_samples`.
+
+    Example:
+        >>> import tempfile
+        >>> from dwave.system import DWaveSampler, EmbeddingComposite
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> problem = random_problem(r=8, n=4, m=2, seed=0)
+        >>> with Sapi(size=4) as sapi, sapi.configured(), DWaveSampler() as qpu:
+        ...     solver = DimodSolver(EmbeddingComposite(qpu), num_reads=10, keep_samples=True)
+        ...     _ = solver.solve_all([problem])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_samples(f"{folder}/step.samples", solver)
+        ...     chip, calls = load_samples(f"{folder}/step.samples")
+        >>> [(call.layer, call.units, int(call.occurrences.sum())) for call in calls]
+        [(0, [0], 10), (0, [1], 10)]
+    """
     with open(path, "rb") as file:
         content = file.read(LARGEST)
     try:

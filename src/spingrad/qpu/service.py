@@ -35,6 +35,13 @@ class ServiceError(Exception):
         refused: The request created no job for certain: the service refused it, or it was never sent.
         fatal: Trying again cannot help.
         retry_after: Seconds that the service asks to wait.
+
+    Example:
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with Sapi(size=4) as sapi, sapi.configured():
+        ...     QPUService("Advantage_of_nobody")
+        Traceback (most recent call last):
+        spingrad.qpu.service.ServiceError: ResourceNotFoundError: Solver not found
     """
 
     def __init__(
@@ -92,6 +99,13 @@ class QPUService:
         config_file: Another configuration file.
         profile: Profile in the configuration file.
         request_timeout: Seconds that a single request may take, from the name of the host to the last byte.
+
+    Example:
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with Sapi(size=4) as sapi, sapi.configured():  # without this line, D-Wave's own service
+        ...     service = QPUService()
+        ...     service.solver, len(service.chip.qubits)
+        ('Advantage_emulated', 261)
     """
 
     def __init__(

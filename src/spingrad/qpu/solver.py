@@ -81,11 +81,15 @@ class QPUSolver(Solver):
         calls_in_flight: Most calls that are sent at the same time, if a step needs several.
         **sample_kwargs: Further parameters of the QPU, such as ``annealing_time``.
 
-    Example::
-
-        with QPUSolver("run.journal", budget=60.0, num_reads=100) as solver:
-            optimizer = QPSBGD(binary_parameters(model), lr=0.003, solver=solver)
-            ...  # the usual training loop
+    Example:
+        >>> import tempfile
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with tempfile.TemporaryDirectory() as folder, Sapi(size=4) as sapi, sapi.configured():
+        ...     with QPUSolver(f"{folder}/run.journal", budget=1.0, num_reads=10) as solver:
+        ...         solution = solver.solve(random_problem(r=8, n=4, m=3, seed=0))
+        >>> solution.spins.shape, len(sapi.ledger())  # three units, one call
+        (torch.Size([4, 3]), 1)
     """
 
     keeps_starts: ClassVar[bool] = True

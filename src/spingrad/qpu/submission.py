@@ -36,7 +36,20 @@ SAME = 1e-4  # largest relative difference between problems that differ only by 
 
 
 class StepError(RuntimeError):
-    """A call to the QPU that got no answer; taking the step again continues where it stopped."""
+    """A call to the QPU that got no answer; taking the step again continues where it stopped.
+
+    Example:
+        >>> import tempfile
+        >>> from spingrad.qpu import QPUSolver
+        >>> from spingrad.testing import random_problem
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with tempfile.TemporaryDirectory() as folder, Sapi(size=4) as sapi, sapi.configured():
+        ...     sapi.inject("run", "stuck")
+        ...     with QPUSolver(f"{folder}/run.journal", budget=1.0, deadline=0.3, settle=0) as solver:
+        ...         solver.solve(random_problem(r=8, n=4, m=2, seed=0))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        spingrad.qpu.submission.StepError: job ... did not finish within the deadline; ...
+    """
 
 
 class GraphChangedError(StepError):

@@ -26,6 +26,12 @@ class Info(TypedDict, total=False):
         chain_breaks: Share of chains that were broken, a mean over each unit's samples, shape ``(m,)``.
         samples: All samples, on request: one set per call, which is a unit or the whole layer.
         embeddings: The qubits of each variable, one embedding per call.
+
+    Example:
+        >>> from spingrad.solvers import ExactSolver
+        >>> from spingrad.testing import random_problem
+        >>> ExactSolver().solve(random_problem(r=8, n=6, m=3, seed=0)).info["proved"]
+        tensor([True, True, True])
     """
 
     proved: Tensor
@@ -45,6 +51,14 @@ class Solution:
         problem: The problem that they answer.
         spins: Entries exactly -1 or +1, shape ``(n, m)``, in the dtype and on the device of the problem.
         info: What else the solver has to say.
+
+    Example:
+        >>> from spingrad.solvers import SignSolver
+        >>> from spingrad.testing import random_problem
+        >>> problem = random_problem(r=8, n=6, m=3, seed=0)
+        >>> solution = SignSolver().solve(problem)
+        >>> solution.spins.shape, (solution.energy >= problem.lower_bound()).all()
+        (torch.Size([6, 3]), tensor(True))
     """
 
     problem: BinaryQuadratic
@@ -108,5 +122,10 @@ def checked_start(problem: BinaryQuadratic, initial: Tensor) -> Tensor:  # (n, m
 
 
 def derive_seed(*keys: int) -> int:
-    """A seed for a place in a run, such as (run seed, step) or (step seed, layer)."""
+    """A seed for a place in a run, such as (run seed, step) or (step seed, layer).
+
+    Example:
+        >>> derive_seed(0, 1), derive_seed(0, 2), derive_seed(0, 1)
+        (1982462498, 1570558271, 1982462498)
+    """
     return int(np.random.SeedSequence(keys).generate_state(1)[0] >> 1)  # samplers take 31 bits

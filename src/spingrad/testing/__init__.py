@@ -13,7 +13,13 @@ from spingrad.solvers.base import Solution, Solver
 def random_problem(
     r: int, n: int, m: int, seed: int, rank: int | None = None, dtype: torch.dtype = torch.float32
 ) -> BinaryQuadratic:
-    """Gaussian ``Z`` (of a given rank) and noise targets about as large as what spins can reach."""
+    """Gaussian ``Z`` (of a given rank) and noise targets about as large as what spins can reach.
+
+    Example:
+        >>> problem = random_problem(r=8, n=6, m=3, seed=0)
+        >>> problem.rows.shape, problem.H.shape
+        ((8, 6), torch.Size([6, 3]))
+    """
     generator = torch.Generator().manual_seed(seed)
     Z = torch.randn(r, n, generator=generator, dtype=torch.float64)
     if rank is not None:

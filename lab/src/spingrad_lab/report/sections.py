@@ -21,8 +21,10 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column, except the first, holds numbers: most of its cells begin with one."""
-        columns = [[row[place] for row in self.rows] for place in range(len(self.header))]
+        """Whether each column, except the first, holds numbers: most of its cells that hold anything."""
+        columns = [
+            [row[place] for row in self.rows if row[place] != "–"] for place in range(len(self.header))
+        ]
         shares = [sum(_is_number(cell) for cell in own) / max(1, len(own)) for own in columns]
         return [place > 0 and share > 0.5 for place, share in enumerate(shares)]
 
@@ -36,7 +38,8 @@ class Table:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "–" or re.match(r"\*{0,2}[+−-]?\d", cell) is not None
+    """Whether a cell begins with a number and is no sentence."""
+    return len(cell) <= 40 and re.match(r"\*{0,2}[+−-]?\d", cell) is not None
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,15 @@ ARRAYS = ("solutions", "energies", "active_variables", "num_occurrences")
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault at a stage, with its details."""
+    """A kind of fault at a stage, with its details.
+
+    Example:
+        >>> Fault("poll", "status", code=503).message
+        'injected'
+        >>> Fault("run", "reset")
+        Traceback (most recent call last):
+        ValueError: a fault of stage run must be one of FAILED, CANCELLED, stuck, got 'reset'
+    """
 
     stage: str
     kind: str

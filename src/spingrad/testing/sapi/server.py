@@ -16,7 +16,16 @@ from spingrad.testing.sapi.faults import Fault
 
 
 class Request(NamedTuple):
-    """An entry of the server's log; the subject is the label or the id that the request names."""
+    """An entry of the server's log; the subject is the label or the id that the request names.
+
+    Example:
+        >>> from spingrad.qpu import QPUService
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with Sapi(size=2) as sapi, sapi.configured():
+        ...     service = QPUService()
+        ...     [(request.method, request.stage) for request in sapi.requests]
+        [('GET', 'solvers')]
+    """
 
     time: float
     method: str

@@ -23,7 +23,17 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED")
 
 @dataclass(frozen=True)
 class Charge:
-    """An entry of the ledger; failed and cancelled jobs cost nothing."""
+    """An entry of the ledger; failed and cancelled jobs cost nothing.
+
+    Example:
+        >>> from dwave.system import DWaveSampler
+        >>> from spingrad.testing.sapi import Sapi
+        >>> with Sapi(size=2) as sapi, sapi.configured(), DWaveSampler() as qpu:
+        ...     samples = qpu.sample_ising({qpu.nodelist[0]: 1.0}, {}, num_reads=10, label="mine").resolve()
+        ...     [charge] = sapi.ledger()
+        >>> charge.label, charge.num_reads, charge.status, charge.cost_us > 0
+        ('mine', 10, 'COMPLETED', True)
+    """
 
     id: str
     label: str | None
