@@ -1,7 +1,7 @@
 """The checks of spingrad, one session each: ``nox -l`` lists them, ``nox -s lint`` runs one.
 
-``plain``, ``wheel``, ``fpga``, ``minimum`` and ``newest`` make environments of their own; the others run in
-that of nox.
+``plain``, ``wheel``, ``fpga``, ``minimum`` and ``newest`` make environments of their own, by uv if it
+is installed; the others run in that of nox.
 """
 
 import os

@@ -21,6 +21,7 @@ NEEDS_DWAVE = [
 LONGEST = [
     "test_integration.py",
     "test_ranks.py",
+    "test_site.py",
     "test_checkpoint.py",
     "test_sapi.py",
     "test_distributed.py",
