@@ -47,7 +47,7 @@ def commit() -> str:
         changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src", "lab/src")
         return _git(root, "rev-parse", "--short=10", "HEAD").strip() + "+" * bool(changed.strip())
     except (OSError, subprocess.CalledProcessError):
-        return version("spingrad")
+        return spingrad.__version__
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -59,8 +59,8 @@ def _git(folder: Path, *arguments: str) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that results depend on most."""
-    own = {name: version(name) for name in ("spingrad", "torch", "numpy")}
-    return {**own, "python": platform.python_version()}
+    others = {name: version(name) for name in ("torch", "numpy")}
+    return {"spingrad": spingrad.__version__, **others, "python": platform.python_version()}
 
 
 TEXTS = ("title", "source", "notes", "paper")
