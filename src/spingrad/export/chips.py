@@ -37,6 +37,7 @@ class Chip:
         unit: What a run costs: cycles, or instructions.
         tick: How many of them one tick of the timer is.
         start: C code that starts the chip, prints, and reads the timer.
+        packages: What to install on Debian or Ubuntu.
         layout: Addresses of flash and RAM; none where the compiler knows them.
     """
 
@@ -48,6 +49,7 @@ class Chip:
     unit: str
     tick: float
     start: str
+    packages: str
     layout: tuple[str, str] | None = None
 
     @property
@@ -74,6 +76,7 @@ class Run(NamedTuple):
 
 _QEMU = "-nographic", "-monitor", "none", "-serial", "stdio", "-icount", "shift=0"
 _CORTEX = "-mthumb", "-nostartfiles", "--specs=nano.specs"
+_ARM = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
 _RV32 = "-mcmodel=medany", "-nostartfiles", "--specs=picolibc.specs"
 UNO = Chip(
     "ATmega328P (Arduino Uno)",
@@ -84,6 +87,7 @@ UNO = Chip(
     "cycles",
     1,
     START_AVR,
+    "gcc-avr avr-libc simavr",
 )
 CORTEX_M0 = Chip(
     "Cortex-M0 (micro:bit)",
@@ -94,6 +98,7 @@ CORTEX_M0 = Chip(
     "instructions",
     62.5,  # ns, at 16 MHz
     START_ARM,
+    _ARM,
     ("0x00000000", "0x20000000"),
 )
 CORTEX_M3 = Chip(
@@ -105,6 +110,7 @@ CORTEX_M3 = Chip(
     "instructions",
     40,  # ns, at 25 MHz
     START_ARM,
+    _ARM,
     ("0x00000000", "0x20000000"),
 )
 RISCV = Chip(
@@ -116,6 +122,7 @@ RISCV = Chip(
     "instructions",
     1,
     START_RISCV,
+    "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf qemu-system-misc",
     ("0x80000000", "0x80400000"),
 )
 CHIPS = UNO, CORTEX_M0, CORTEX_M3, RISCV
@@ -126,7 +133,17 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
 
     Raises:
         MemoryError: The network does not fit.
+        RuntimeError: A compiler or simulator is not installed.
+
+    Example:
+        >>> from spingrad.export import PackedModel, chips
+        >>> packed = PackedModel.load("digits.safetensors")  # doctest: +SKIP
+        >>> chips.run(chips.CORTEX_M3, packed, images).classes  # doctest: +SKIP
+        array([7, 2, 1])
     """
+    if chip.missing:
+        missing = " and ".join(chip.missing)
+        raise RuntimeError(f"{chip.name} needs {missing}: apt-get install {chip.packages}")
     source = to_c(model)
     x = x.reshape(len(x), -1)
     with tempfile.TemporaryDirectory() as folder:
