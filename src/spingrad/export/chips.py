@@ -1,5 +1,7 @@
 """Runs a network on simulated chips: an Arduino Uno in simavr, Cortex-M and RISC-V in qemu.
 
+The chips are ``UNO``, ``CORTEX_M0``, ``CORTEX_M3`` and ``RISCV``; ``CHIPS`` has all of them.
+
 The program holds the network, the inputs, and a ``main`` that prints the class of every input and what it
 cost: cycles of timer 1 on AVR, instructions elsewhere. Under qemu one instruction takes a nanosecond of
 simulated time (``-icount shift=0``): RISC-V counts them in ``instret``, Cortex-M in ticks of SysTick.
@@ -134,12 +136,6 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
     Raises:
         MemoryError: The network does not fit.
         RuntimeError: A compiler or simulator is not installed.
-
-    Example:
-        >>> from spingrad.export import PackedModel, chips
-        >>> packed = PackedModel.load("digits.safetensors")  # doctest: +SKIP
-        >>> chips.run(chips.CORTEX_M3, packed, images).classes  # doctest: +SKIP
-        array([7, 2, 1])
     """
     if chip.missing:
         missing = " and ".join(chip.missing)
