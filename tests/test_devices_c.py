@@ -1,7 +1,10 @@
 """C on simulated chips; tests are skipped where a compiler or a simulator is not installed."""
 
+import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +12,14 @@ import pytest
 from graph_helpers import RandomGraph
 from test_export import images
 from test_export_c import packed_network
+from torch import nn
 
-from spingrad.export import chips
+from spingrad import BinaryLinear, Sign
+from spingrad.export import chips, pack
 from spingrad.export.arduino import to_arduino
 from spingrad.export.vectors import examples
 
+ROOT = Path(__file__).parents[1]
 CORE = Path("/usr/share/arduino/hardware/arduino/avr")
 
 
@@ -21,6 +27,11 @@ def need(*programs):
     missing = [program for program in programs if shutil.which(program) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
+
+
+def packed_spins():
+    """A small network of random spins."""
+    return pack(nn.Sequential(BinaryLinear(16, 8), Sign(), BinaryLinear(8, 3)), kind="spins")
 
 
 @pytest.mark.parametrize("chip", chips.CHIPS, ids=lambda chip: chip.name)
@@ -32,6 +43,39 @@ def test_classes_on_a_chip_are_those_of_the_packed_network(chip):
         ran = chips.run(chip, packed, x)
         np.testing.assert_array_equal(ran.classes, packed.classes(x))
         assert (ran.cost > 1000).all()
+
+
+def test_the_instructions_of_a_small_network_are_counted_from_the_first_input_on():
+    need(*chips.CORTEX_M3.missing)
+    packed = packed_spins()
+    assert (chips.run(chips.CORTEX_M3, packed, examples(packed, 2)).cost < 100_000).all()
+
+
+def test_a_missing_compiler_or_simulator_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        RuntimeError, match="needs avr-gcc and simavr: apt-get install gcc-avr avr-libc simavr"
+    ):
+        chips.run(chips.UNO, packed_spins(), np.ones((1, 16), np.int8))
+
+
+def test_the_programs_and_commands_of_the_page_check_a_network_on_two_chips(tmp_path):
+    need(*chips.UNO.missing, *chips.CORTEX_M3.missing)
+    _, after = (ROOT / "docs/devices.md").read_text(encoding="utf-8").split("\n## On a chip, by hand\n")
+    page = after.partition("\n## ")[0]
+    packed_spins().save(tmp_path / "net.safetensors")
+    for name, code in re.findall(r"(?ms)^```c\n(?=/\* (\S+):)(.*?)^```", page):
+        (tmp_path / name).write_text(code)
+    commands = "".join(re.findall(r"(?ms)^```bash\n(.*?)^```", page)).replace("spingrad ", "$SPINGRAD ")
+    spingrad = f"{sys.executable} -m spingrad"
+    ran = subprocess.run(
+        ["bash", "-ec", commands], cwd=tmp_path, env=os.environ | {"SPINGRAD": spingrad}, capture_output=True,
+        timeout=100,
+    )  # fmt: skip
+    said = (ran.stdout + ran.stderr).decode()
+    assert ran.returncode == 0, said
+    assert said.count("10 inputs: all sums and scores are right") == 2
+    assert "all right" in said
 
 
 def test_a_network_of_pixels_fits_an_arduino_uno():

@@ -26,7 +26,9 @@ def test_the_version_is_the_same_everywhere():
     lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["version"]
     cited = re.search(r"(?m)^version: (.*)$", (ROOT / "CITATION.cff").read_text())[1]
     newest = re.search(r"(?m)^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[1]
-    assert {lab, cited, newest} == {spingrad.__version__}
+    pages = "".join((ROOT / name).read_text() for name in ("README.md", "docs/tutorials.md", "lab/README.md"))
+    wheels = re.findall(r"spingrad(?:_lab)?-(.*?)-py3", pages)
+    assert {lab, cited, newest, *wheels} == {spingrad.__version__}
 
 
 def test_the_picture_of_the_layers_is_that_of_the_contract():

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,12 @@ def run(*, as_json: bool) -> None:
     Raises:
         ValueError: Something is wrong.
     """
+    if HAS_NUMBA:
+        print(
+            "the first time, kernels are compiled for the self-test: up to a minute",
+            file=sys.stderr,
+            flush=True,
+        )
     report = examine()
     print(json.dumps(report._asdict(), indent=2) if as_json else "\n".join(report.lines()))
     if report.advice:

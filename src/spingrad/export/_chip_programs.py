@@ -1,6 +1,7 @@
 """What a program needs around a network on a bare chip: start, timer, output, ``main`` and memory."""
 
 START_AVR = """\
+#define TICKS 0xffffffffu
 #include <avr/interrupt.h>
 #include <avr/io.h>
 #include <avr/sleep.h>
@@ -39,6 +40,7 @@ static void stop(void)
 }
 """
 START_ARM = """\
+#define TICKS 0xffffffu /* SysTick has 24 bits */
 #define STACK_START (&stack_start)
 extern uint8_t stack_start, stack_end, bss_start;
 int main(void);
@@ -70,6 +72,7 @@ __attribute__((section(".vectors"), used)) static const void *const vectors[] = 
     (const void *)&stack_end, (const void *)reset};
 """
 START_RISCV = """\
+#define TICKS 0xffffffffu
 #define STACK_START (&stack_start)
 extern uint8_t stack_start, stack_end, bss_start;
 int main(void);
@@ -132,7 +135,7 @@ int main(void)
         const int found = network_class(input);
         const uint32_t after = now();
         print_number((uint32_t)found, ' ');
-        print_number(after - before, '\\n');
+        print_number((after - before) & TICKS, '\\n');
     }
     volatile uint8_t *byte = STACK_START;
     while (byte < &top && *byte == 0xa5)

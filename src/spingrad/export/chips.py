@@ -1,5 +1,7 @@
 """Runs a network on simulated chips: an Arduino Uno in simavr, Cortex-M and RISC-V in qemu.
 
+The chips are ``UNO``, ``CORTEX_M0``, ``CORTEX_M3`` and ``RISCV``; ``CHIPS`` has all of them.
+
 The program holds the network, the inputs, and a ``main`` that prints the class of every input and what it
 cost: cycles of timer 1 on AVR, instructions elsewhere. Under qemu one instruction takes a nanosecond of
 simulated time (``-icount shift=0``): RISC-V counts them in ``instret``, Cortex-M in ticks of SysTick.
@@ -37,6 +39,7 @@ class Chip:
         unit: What a run costs: cycles, or instructions.
         tick: How many of them one tick of the timer is.
         start: C code that starts the chip, prints, and reads the timer.
+        packages: What to install on Debian or Ubuntu.
         layout: Addresses of flash and RAM; none where the compiler knows them.
 
     Example:
@@ -52,6 +55,7 @@ class Chip:
     unit: str
     tick: float
     start: str
+    packages: str
     layout: tuple[str, str] | None = None
 
     @property
@@ -88,6 +92,7 @@ class Run(NamedTuple):
 
 _QEMU = "-nographic", "-monitor", "none", "-serial", "stdio", "-icount", "shift=0"
 _CORTEX = "-mthumb", "-nostartfiles", "--specs=nano.specs"
+_ARM = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
 _RV32 = "-mcmodel=medany", "-nostartfiles", "--specs=picolibc.specs"
 UNO = Chip(
     "ATmega328P (Arduino Uno)",
@@ -98,6 +103,7 @@ UNO = Chip(
     "cycles",
     1,
     START_AVR,
+    "gcc-avr avr-libc simavr",
 )
 CORTEX_M0 = Chip(
     "Cortex-M0 (micro:bit)",
@@ -108,6 +114,7 @@ CORTEX_M0 = Chip(
     "instructions",
     62.5,  # ns, at 16 MHz
     START_ARM,
+    _ARM,
     ("0x00000000", "0x20000000"),
 )
 CORTEX_M3 = Chip(
@@ -119,6 +126,7 @@ CORTEX_M3 = Chip(
     "instructions",
     40,  # ns, at 25 MHz
     START_ARM,
+    _ARM,
     ("0x00000000", "0x20000000"),
 )
 RISCV = Chip(
@@ -130,6 +138,7 @@ RISCV = Chip(
     "instructions",
     1,
     START_RISCV,
+    "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf qemu-system-misc",
     ("0x80000000", "0x80400000"),
 )
 CHIPS = UNO, CORTEX_M0, CORTEX_M3, RISCV
@@ -140,6 +149,7 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
 
     Raises:
         MemoryError: The network does not fit.
+        RuntimeError: A compiler or simulator is not installed.
 
     Example:
         >>> from torch import nn
@@ -151,6 +161,9 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
         >>> np.array_equal(found.classes, packed.classes(x))
         True
     """
+    if chip.missing:
+        missing = " and ".join(chip.missing)
+        raise RuntimeError(f"{chip.name} needs {missing}: apt-get install {chip.packages}")
     source = to_c(model)
     x = x.reshape(len(x), -1)
     with tempfile.TemporaryDirectory() as folder:

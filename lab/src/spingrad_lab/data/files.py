@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ def fetch(name: str, known: Known, url: str) -> bytes:
     found = next((path for folder in folders if (path := folder / name).exists()), None)
     if found is None:
         found = cache_folder() / name
+        print(f"downloading {url}, {known.size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
         try:
             download(url, found, *known)
         except DataError as error:
