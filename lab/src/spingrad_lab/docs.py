@@ -145,18 +145,24 @@ def _table(name: str, caption: str = "", column: str = "", *, without: str = "")
 
 
 def _step_finals(*shapes: str) -> Print:
-    """The final runs of the experiment ``step``: a row for each network, a column for each method."""
-    left_out = "one batch alone", "leading directions", "gains", "best of the others", "which they are"
+    """The final runs of the experiment ``step``: a table for each shape, without candidates left behind."""
+    left_out = "one batch alone", "best of the others", "which they are"
+    named = {"leading directions": "default of 0.1.0", "gains": "default of 0.1.0, Gain"}
 
     def printed(results: Results) -> str:
-        columns: dict[str, list[str]] = {"network": []}
+        tables = []
         for shape in shapes:
-            table = results.table("step", f"{shape}: test accuracy")
-            columns["network"] += [f"{shape}, {place}" for place in table.header[1:]]
-            for method, *scores in table.rows:
-                if method not in left_out:
-                    columns.setdefault(method, []).extend(score.split(", p")[0] for score in scores)
-        return Table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)]).to_markdown()
+            found = results.table("step", f"{shape}: test accuracy")
+            rows = [
+                [
+                    named.get(method, method.replace("gains", "Gain")),
+                    *(score.split(", p")[0] for score in scores),
+                ]
+                for method, *scores in found.rows
+                if method not in left_out
+            ]
+            tables.append(Table([shape, *found.header[1:]], rows).to_markdown())
+        return "\n\n".join(tables)
 
     return _with_origin("step", printed)
 
