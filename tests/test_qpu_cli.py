@@ -3,6 +3,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -192,17 +193,21 @@ def test_a_journal_without_answers_or_a_missing_one_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_emulator_prints_what_a_shell_needs_and_serves(monkeypatch):
+def test_the_emulator_prints_what_a_shell_needs_serves_and_ends_without_a_word(monkeypatch):
     code = "from spingrad.cli import main; main()"
     command = [sys.executable, "-c", code, "qpu", "emulate", "--size", "3", "--topology", "zephyr"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
             for name, value in (line.removeprefix("export ").strip().split("=", 1) for line in lines):
                 monkeypatch.setenv(name, value)
             assert QPUService().chip.topology == "zephyr"
         finally:
-            process.terminate()
+            for _ in range(3):  # as someone in a hurry
+                process.send_signal(signal.SIGINT)
+                process.terminate()
+        assert process.communicate() == ("", "")
+        assert process.returncode == 0
 
 
 def test_unknown_options_are_refused(capsys):

@@ -7,9 +7,8 @@ import argparse
 import io
 import math
 import signal
-import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,13 +280,14 @@ def _emulate(args: argparse.Namespace) -> None:
         sapi = Sapi(**options, noise=tuple(args.noise))
     except OSError as error:
         raise OSError(f"--port {args.port} of 127.0.0.1: {error.strerror}; choose another one") from None
+    received: list[int] = []
     with sapi:
         for ending in (signal.SIGINT, signal.SIGTERM):  # a shell makes background jobs ignore SIGINT
-            signal.signal(ending, signal.default_int_handler)
+            signal.signal(ending, lambda number, frame: received.append(number))
         for name, value in sapi.settings.items():
             print(f"export {name}={value}", flush=True)
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        while not received:
+            time.sleep(0.1)
 
 
 def _print_pairs(pairs: list[tuple[str, str]]) -> None:
