@@ -255,6 +255,9 @@ PLACES: dict[str, Print] = {
     "starts": _table("bench/starts"),
     "public-problems": _public_problems,
     "rounding": _tables("rounding"),
+    "solve-quality": _table("solve-quality", "Test accuracy less"),
+    "solve-quality-loss": _table("solve-quality", "Training loss less"),
+    "solve-quality-best": _table("solve-quality", "The best known spins"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }
