@@ -181,17 +181,14 @@ class SolveQuality(Experiment):
     def show(self, runs: pd.DataFrame) -> Section:
         finals = {task: _finals(where(runs, task=task)) for task in TASKS}
         finals = {task: own for task, own in finals.items() if EXACT in set(own.get("method", ()))}
-        found = {
-            score: {task: _judged(task, own, score) for task, own in finals.items()}
-            for score in (ACCURACY, TRAINING)
-        }
+        pooled = {task: _pooled(own) for task, own in finals.items()}
         tables = [
-            _differences(found[ACCURACY], "test accuracy", 100, "points"),
-            _differences(found[TRAINING], "training loss", 1, ""),
+            *(_differences(pooled, score, "; means of the three ways") for score in (ACCURACY, TRAINING)),
+            *(_differences(finals, score) for score in (ACCURACY, TRAINING)),
             _checks(finals),
         ]
         tables += [_table(task, own, where(runs, task=task, stage="trial")) for task, own in finals.items()]
-        drawn = Figure("differences", _CAPTION, to_svg(_figure(finals, found[ACCURACY])))
+        drawn = Figure("differences", _CAPTION, to_svg(_figure(finals)))
         return Section(list(_NOTES), [table for table in tables if table.rows], [drawn])
 
 
@@ -219,23 +216,32 @@ def _judged(task: str, finals: pd.DataFrame, score: Score) -> Found:
     return {duel.names[0]: (test, what) for duel, test, what in judged(duels)}
 
 
-def _differences(found: dict[str, Found], label: str, factor: float, unit: str) -> Table:
-    """A row for each way and distance, a column for each network."""
-    rows = []
-    for name in SOLVERS:
-        if any(name in own for own in found.values()):
-            rows.append([name, *(_difference(own.get(name), factor) for own in found.values())])
-    unit = f", {unit}" if unit else ""
-    caption = f"{label.capitalize()} less that of exact solutions{unit}: mean ± 95 % interval over seeds"
+def _pooled(finals: pd.DataFrame) -> pd.DataFrame:
+    """Final runs in which one row stands for the three ways of a distance: the mean of their scores."""
+    distance = finals["method"].map(lambda name: name.partition(",")[0]).rename("method")
+    scores = (
+        finals[[ACCURACY.name, TRAINING.name]].astype(float).groupby([distance, finals["seed"]], sort=False)
+    )
+    complete = [count == (len(WAYS) if "%" in name else 1) for (name, _), count in scores.size().items()]
+    return scores.mean()[complete].reset_index()
+
+
+def _differences(finals: dict[str, pd.DataFrame], score: Score, what: str = "") -> Table:
+    """A row for each method, a column for each network."""
+    found = {task: _judged(task, own, score) for task, own in finals.items()}
+    names = dict.fromkeys(name for own in finals.values() for name in own["method"] if name != EXACT)
+    rows = [[name, *(_difference(own.get(name), score) for own in found.values())] for name in names]
+    unit = ", in points" if score is ACCURACY else ""
+    caption = f"{score.label.capitalize()} less that of exact solutions{unit}{what}"
     return Table(["solved to", *found], rows, caption)
 
 
-def _difference(own: tuple[Paired, Verdict] | None, factor: float) -> str:
+def _difference(own: tuple[Paired, Verdict] | None, score: Score) -> str:
     if own is None:
         return "–"
     (mean, half), what = own[0].difference, own[1]
-    digits = 2 if factor > 1 else 3
-    text = f"{factor * mean:+.{digits}f} ± {factor * half:.{digits}f}"
+    points = score is ACCURACY
+    text = f"{100 * mean:+.2f} ± {100 * half:.2f}" if points else f"{mean:+.3f} ± {half:.3f}"
     return f"**{text}**, {what}" if what in ("ahead", "behind") else f"{text}, {what}"
 
 
@@ -274,7 +280,7 @@ def _table(task: str, finals: pd.DataFrame, trials: pd.DataFrame) -> Table:
 _COLOURS: dict[str, str] = dict(zip(WAYS, (figures.BLUE, figures.GREEN, figures.ORANGE), strict=True))
 
 
-def _figure(finals: dict[str, pd.DataFrame], found: dict[str, Found]) -> Any:
+def _figure(finals: dict[str, pd.DataFrame]) -> Any:
     """A panel for each network: accuracy less that of exact solutions, over the distance reached."""
     columns = min(3, len(finals))
     canvas, axes = figures.new(
@@ -282,7 +288,7 @@ def _figure(finals: dict[str, pd.DataFrame], found: dict[str, Found]) -> Any:
     )
     for panel, (task, own) in zip(axes.flat, finals.items(), strict=False):
         panel.axhline(0, color=figures.GREY, linewidth=0.8)
-        for name, (test, _) in found[task].items():
+        for name, (test, _) in _judged(task, own, ACCURACY).items():
             way = name.partition(", ")[2]
             style = {"color": _COLOURS.get(way, figures.VERMILION), "marker": "o" if way else "s"}
             label = way or name if name.startswith("1 %") or name == DEFAULT else None
