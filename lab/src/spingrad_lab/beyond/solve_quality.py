@@ -218,12 +218,12 @@ def _judged(task: str, finals: pd.DataFrame, score: Score) -> Found:
 
 def _pooled(finals: pd.DataFrame) -> pd.DataFrame:
     """Final runs in which one row stands for the three ways of a distance: the mean of their scores."""
-    distance = finals["method"].map(lambda name: name.partition(",")[0]).rename("method")
-    scores = (
-        finals[[ACCURACY.name, TRAINING.name]].astype(float).groupby([distance, finals["seed"]], sort=False)
-    )
-    complete = [count == (len(WAYS) if "%" in name else 1) for (name, _), count in scores.size().items()]
-    return scores.mean()[complete].reset_index()
+    shown = finals[["seed", ACCURACY.name, TRAINING.name]].astype(float)
+    shown["method"] = finals["method"].map(lambda name: name.partition(",")[0])
+    runs = shown.groupby(["method", "seed"], sort=False)
+    means = runs.mean().assign(ways=runs.size()).reset_index()
+    needed = means["method"].map(lambda name: len(WAYS) if "%" in name else 1)
+    return means[means["ways"] == needed]
 
 
 def _differences(finals: dict[str, pd.DataFrame], score: Score, what: str = "") -> Table:
