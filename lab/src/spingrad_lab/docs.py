@@ -262,6 +262,7 @@ PLACES: dict[str, Print] = {
     "rounding": _tables("rounding"),
     "solve-quality": _table("solve-quality", "Test accuracy less"),
     "solve-quality-loss": _table("solve-quality", "Training loss less"),
+    "solve-quality-rates": _table("solve-quality", "equal learning rates"),
     "solve-quality-sizes": _quality_sizes,
     "solve-quality-best": _table("solve-quality", "The best known spins"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),

@@ -1,5 +1,6 @@
 """Does a better solution of the projection problem train a better network?"""
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -184,6 +185,7 @@ class SolveQuality(Experiment):
         pooled = {task: _pooled(own) for task, own in finals.items()}
         tables = [
             *(_differences(pooled, score, "; means of the three ways") for score in (ACCURACY, TRAINING)),
+            _differences(_at_equal_rates(runs), TRAINING, "; trials with equal learning rates"),
             *(_differences(finals, score) for score in (ACCURACY, TRAINING)),
             _checks(finals),
         ]
@@ -218,7 +220,8 @@ def _judged(task: str, finals: pd.DataFrame, score: Score) -> Found:
 
 def _pooled(finals: pd.DataFrame) -> pd.DataFrame:
     """Final runs in which one row stands for the three ways of a distance: the mean of their scores."""
-    shown = finals[["seed", ACCURACY.name, TRAINING.name]].astype(float)
+    shown = finals[[ACCURACY.name, TRAINING.name]].astype(float)
+    shown["seed"] = finals["seed"]
     shown["method"] = finals["method"].map(lambda name: name.partition(",")[0])
     runs = shown.groupby(["method", "seed"], sort=False)
     means = runs.mean().assign(ways=runs.size()).reset_index()
@@ -226,11 +229,22 @@ def _pooled(finals: pd.DataFrame) -> pd.DataFrame:
     return means[means["ways"] == needed]
 
 
+def _at_equal_rates(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Trials by network, pooled like final runs; a seed with a learning rate counts as a seed."""
+    found = {}
+    for task, own in groups(where(runs, stage="trial"), "task"):
+        rates = (settings["lr"] for settings in own["settings"])
+        seeds = [f"{seed}, {lr}" for seed, lr in zip(own["seed"], rates, strict=True)]
+        found[task] = _pooled(own.assign(seed=seeds))
+    return found
+
+
 def _differences(finals: dict[str, pd.DataFrame], score: Score, what: str = "") -> Table:
     """A row for each method, a column for each network."""
     found = {task: _judged(task, own, score) for task, own in finals.items()}
     names = dict.fromkeys(name for own in finals.values() for name in own["method"] if name != EXACT)
     rows = [[name, *(_difference(own.get(name), score) for own in found.values())] for name in names]
+    rows.append(["pairs of runs", *(str(len(where(own, method=EXACT))) for own in finals.values())])
     unit = ", in points" if score is ACCURACY else ""
     caption = f"{score.label.capitalize()} less that of exact solutions{unit}{what}"
     return Table(["solved to", *found], rows, caption)
@@ -240,8 +254,8 @@ def _difference(own: tuple[Paired, Verdict] | None, score: Score) -> str:
     if own is None:
         return "–"
     (mean, half), what = own[0].difference, own[1]
-    points = score is ACCURACY
-    text = f"{100 * mean:+.2f} ± {100 * half:.2f}" if points else f"{mean:+.3f} ± {half:.3f}"
+    mean, half, digits = (100 * mean, 100 * half, 2) if score is ACCURACY else (mean, half, 3)
+    text = f"{mean:+.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
     return f"**{text}**, {what}" if what in ("ahead", "behind") else f"{text}, {what}"
 
 
