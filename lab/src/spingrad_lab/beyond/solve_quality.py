@@ -185,7 +185,11 @@ class SolveQuality(Experiment):
         pooled = {task: _pooled(own) for task, own in finals.items()}
         tables = [
             *(_differences(pooled, score, "; means of the three ways") for score in (ACCURACY, TRAINING)),
-            _differences(_at_equal_rates(runs), TRAINING, "; trials with equal learning rates"),
+            _differences(
+                {task: _at_equal_rates(runs, task) for task in finals},
+                TRAINING,
+                "; trials with equal learning rates",
+            ),
             *(_differences(finals, score) for score in (ACCURACY, TRAINING)),
             _checks(finals),
         ]
@@ -229,14 +233,12 @@ def _pooled(finals: pd.DataFrame) -> pd.DataFrame:
     return means[means["ways"] == needed]
 
 
-def _at_equal_rates(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Trials by network, pooled like final runs; a seed with a learning rate counts as a seed."""
-    found = {}
-    for task, own in groups(where(runs, stage="trial"), "task"):
-        rates = (settings["lr"] for settings in own["settings"])
-        seeds = [f"{seed}, {lr}" for seed, lr in zip(own["seed"], rates, strict=True)]
-        found[task] = _pooled(own.assign(seed=seeds))
-    return found
+def _at_equal_rates(runs: pd.DataFrame, task: str) -> pd.DataFrame:
+    """Trials of a network, pooled like final runs; a seed with a learning rate counts as a seed."""
+    own = where(runs, task=task, stage="trial")
+    rates = (settings["lr"] for settings in own["settings"])
+    seeds = [f"{seed}, {lr}" for seed, lr in zip(own["seed"], rates, strict=True)]
+    return _pooled(own.assign(seed=seeds))
 
 
 def _differences(finals: dict[str, pd.DataFrame], score: Score, what: str = "") -> Table:
