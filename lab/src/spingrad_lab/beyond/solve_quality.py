@@ -110,7 +110,7 @@ class SmallShakespeare(Shakespeare):
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         super().__init__(seed, tuning, quick)
-        self.steps, self.scored = (4, 1) if quick else (100, 6)
+        self.steps, self.scored = (2, 1) if quick else (100, 6)
         self.width, self.layers = 64, 1
 
     def network(self) -> nn.Module:
@@ -148,7 +148,7 @@ class SolveQuality(Experiment):
     def plan(self, lab: Lab) -> None:
         if not lab.quick:
             pair_points(lab.quick)
-        names = list(SOLVERS)[:: 5 if lab.quick else 1]
+        names = list(SOLVERS)[:: 7 if lab.quick else 1]
         for task in list(TASKS)[2::2] if lab.quick else TASKS:
             rates = self.rates[: 1 if lab.quick else None]
             few = lab.quick or TASKS[task] is SmallShakespeare
