@@ -224,6 +224,11 @@ def _public_problems(results: Results) -> str:
     return Table(["inputs", "problems", "proved optima"], rows).to_markdown()
 
 
+def _quality_sizes(results: Results) -> str:
+    """What the rows are, how they are tuned, and the sizes."""
+    return "\n\n".join(results.section("solve-quality").notes)
+
+
 def _tables(name: str) -> Print:
     """All tables of an experiment."""
     return _with_origin(
@@ -259,6 +264,11 @@ PLACES: dict[str, Print] = {
     "starts": _table("bench/starts"),
     "public-problems": _public_problems,
     "rounding": _tables("rounding"),
+    "solve-quality": _table("solve-quality", "Test accuracy less"),
+    "solve-quality-loss": _table("solve-quality", "Training loss less"),
+    "solve-quality-rates": _table("solve-quality", "equal learning rates"),
+    "solve-quality-sizes": _quality_sizes,
+    "solve-quality-best": _table("solve-quality", "The best known spins"),
     "qpu-wide-layer": _table("bench/qpu-wide-layer"),
     "qpu-plan": _qpu_plan,
 }

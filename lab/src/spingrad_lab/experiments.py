@@ -31,6 +31,7 @@ from spingrad_lab.beyond import (
     networks,
     regimes,
     rounding,
+    solve_quality,
     step,
 )
 from spingrad_lab.paper import (
@@ -87,6 +88,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "lfc": lfc.LFC(),
     "int8": int8.Int8(),
     "rounding": rounding.Rounding(),
+    "solve-quality": solve_quality.SOLVE_QUALITY,
 }
 """In the paper's order; what goes beyond the paper comes last."""
 
