@@ -17,7 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 ROOT = Path(__file__).parents[2]
 TIMED = {"runtime"}
 """Experiments that measure nothing but time."""
-COSTLY = {"cifar", "fashion", "mnist", "pubmed-raw", "regimes", "rounding", "step", "twenty-epochs"}
+COSTLY = {"cifar", "fashion", "mnist", "pubmed-raw", "regimes", "rounding", "solve-quality", "step"}
+COSTLY |= {"twenty-epochs"}
 """Experiments whose quick runs take longest, and whose tasks and methods are those of others."""
 NAMES = [
     pytest.param(name, marks=pytest.mark.long if name in COSTLY else pytest.mark.slow)
