@@ -59,6 +59,7 @@ def test_a_missing_compiler_or_simulator_is_named_with_what_to_install(monkeypat
         chips.run(chips.UNO, packed_spins(), np.ones((1, 16), np.int8))
 
 
+@pytest.mark.needs("safetensors")
 def test_the_programs_and_commands_of_the_page_check_a_network_on_two_chips(tmp_path):
     need(*chips.UNO.missing, *chips.CORTEX_M3.missing)
     _, after = (ROOT / "docs/devices.md").read_text(encoding="utf-8").split("\n## On a chip, by hand\n")
