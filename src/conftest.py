@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
+collect_ignore = ["conftest.py"]  # has no examples, and the name of another
 MODULES = {  # by the name of an example, or of the package around it
     "spingrad.export.onnx": "onnx",
     "spingrad.export.packed.PackedFileError": "safetensors",

@@ -683,10 +683,10 @@ def test_a_dwave_conf_in_the_working_directory_is_not_obeyed(sapi, monkeypatch, 
             service = QPUService(endpoint=sapi.url)
         assert service.endpoint == sapi.url
         with pytest.warns(UserWarning, match="is ignored"):
-            settings = sys.modules["spingrad.qpu.service"]._settings(None, None)
+            settings = sys.modules["spingrad.qpu.service"].client_settings(None, None)
         assert "endpoint" not in settings
         assert not tokens
-        named = sys.modules["spingrad.qpu.service"]._settings("dwave.conf", None)
+        named = sys.modules["spingrad.qpu.service"].client_settings("dwave.conf", None)
     assert named["endpoint"] == elsewhere
 
 
