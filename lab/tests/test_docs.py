@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "versions, licences and addresses": [
         "version 0.1.0", "[0.1.0]", "[0.2.0]", "version 0.2.0", "Before 1.0", "Python 3.11", "PyTorch 2.6",
         "torch 2.7", "torch 2.13", "torch==2.13.0", "Ray 2.60",
-        "spingrad-0.2.0", "spingrad_lab-0.2.0",
+        "spingrad-0.2.0", "spingrad_lab-0.2.0", "Python:3.11+", "(*default of 0.1.0*)",
         "onnx 1.19.1", "onnx 1.23", "onnxruntime 1.31", "qonnx 1.0.0", "Apache-2.0", "127.0.0.1", "10.0.0.5",
     ],
     "limits and settings of the code": [
