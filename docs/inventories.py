@@ -9,6 +9,7 @@ SITES = {
     "torch": "https://docs.pytorch.org/docs/stable",
     "dimod": "https://docs.dwavequantum.com/en/latest",
 }
+MOST_BYTES = 16 * 2**20
 
 
 def inventories(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str]]:
@@ -22,7 +23,7 @@ def inventories(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str
         request = Request(f"{address}/objects.inv", headers={"User-Agent": "Sphinx"})
         try:
             with urlopen(request, timeout=10) as reply:
-                content = reply.read()
+                content = reply.read(MOST_BYTES)
         except OSError as error:
             print(f"names of {name} will be no links: {address} does not answer ({error})", file=sys.stderr)
             continue

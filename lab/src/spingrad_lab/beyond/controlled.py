@@ -289,10 +289,11 @@ class Checked(ControlledSolver):
     def _check(self, problem: BinaryQuadratic, seed: int) -> None:
         posed = Posed(problem, seed)
         if problem.num_spins <= PROVABLE:
-            better = ExactSolver(max_nodes=200_000).solve(problem).spins.T.double()
+            solution = ExactSolver(max_nodes=200_000).solve(problem)
+            better, counted = solution.spins.T.double(), solution.info["proved"]
         else:
-            better = annealed(problem, 10, seed + 1)
-        above = (-posed.distances(better)).clamp(min=0)
+            better, counted = annealed(problem, 10, seed + 1), torch.ones(problem.num_units, dtype=torch.bool)
+        above = (-posed.distances(better)).clamp(min=0)[counted]
         self.above.setdefault(problem.num_spins, []).extend(above.tolist())
 
 
