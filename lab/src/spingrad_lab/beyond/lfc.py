@@ -17,7 +17,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded
 from spingrad_lab.tasks.training import Loss, accuracy_of, loss_of, take_step
 
 LEARNING_RATES = {"none": 1.5e-4, "BatchNorm": 4e-4}
-WIDTH, EPOCHS, BATCH, SHIFT = 1_024, 16, 200, 1
+WIDTH, EPOCHS, LONG, BATCH, SHIFT = 1_024, 16, 64, 200, 1
 PUBLISHED = 0.9888  # BNN-PYNQ's LFC with BatchNorm and Adam
 
 
@@ -49,6 +49,11 @@ def _loss(x: Tensor, y: Tensor) -> Loss:
     return lambda model: loss_of(model(x), y)
 
 
+def _job(norm: str, epochs: int, seed: int) -> Job:
+    settings = {"epochs": epochs, "batch": BATCH, "shift": SHIFT}
+    return {"norm": norm, "lr": LEARNING_RATES[norm], **settings, "seed": seed}
+
+
 class LFC(Experiment):
     """Final runs only; the learning rates were chosen in shorter runs on 5,000 training images held out.
 
@@ -63,9 +68,9 @@ class LFC(Experiment):
     def plan(self, lab: Lab) -> None:
         self._folder = lab.folder / "networks"
         for seed in range(1 if lab.quick else lab.seeds or self.seeds):  # by seed: both have some early
-            settings = {"epochs": 1 if lab.quick else EPOCHS, "batch": BATCH, "shift": SHIFT}
-            jobs = [{"norm": norm, "lr": lr, **settings, "seed": seed} for norm, lr in LEARNING_RATES.items()]
-            lab.run(jobs, f"seed {seed}")
+            lab.run([_job(norm, 1 if lab.quick else EPOCHS, seed) for norm in LEARNING_RATES], f"seed {seed}")
+        if not lab.quick:
+            lab.run([_job(norm, LONG, 0) for norm in reversed(LEARNING_RATES)], f"{LONG} epochs")
 
     def compute(self, job: Job) -> dict[str, Any]:
         (x, y), (x_test, y_test) = spins("train"), spins("test")
@@ -90,7 +95,8 @@ class LFC(Experiment):
         packed = pack(model[1:], kind="spins")
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
-            packed.save(self._folder / f"lfc-{job['norm'].lower()}-{job['seed']}.safetensors")
+            long = "-long" * (job["epochs"] == LONG)
+            packed.save(self._folder / f"lfc-{job['norm'].lower()}-{job['seed']}{long}.safetensors")
         found = packed.classes(x_test.flatten(1).numpy())
         return {
             "test_accuracy": accuracy_of(out, y_test),
