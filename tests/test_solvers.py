@@ -308,9 +308,18 @@ def test_a_sampler_gets_the_model_of_each_unit():
     problem = random_problem(6, 5, 2, seed=0)
     DimodSolver(Spy()).solve(problem)
     for unit, bqm in enumerate(seen):
-        expected = problem.to_bqm(unit)
-        expected.offset = bqm.offset
-        assert bqm.is_almost_equal(expected)
+        assert bqm.is_almost_equal(problem.to_bqm(unit))
+
+
+@pytest.mark.parametrize("whole_layers", [False, True])
+def test_kept_samples_have_the_energies_of_the_solution(whole_layers):
+    problem = random_problem(6, 5, 3, seed=0).double()
+    solver = DimodSolver(dimod.ExactSolver(), keep_samples=True, whole_layers=whole_layers)
+    solution = solver.solve(problem)
+    found = torch.tensor([samples.first.energy for samples in solution.info["samples"]])
+    torch.testing.assert_close(
+        found, solution.energy.sum(0, keepdim=True) if whole_layers else solution.energy, check_dtype=False
+    )
 
 
 def test_the_seed_reaches_the_sampler_unless_the_user_sets_one():

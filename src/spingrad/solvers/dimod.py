@@ -28,9 +28,9 @@ class DimodSolver(Solver):
     """Hand each unit to a dimod sampler and keep its best sample.
 
     ``solution.info`` has what the sampler tells of its time (``"timing"``) and of broken chains
-    (``"chain_breaks"``). With ``keep_samples``, it also has every sample (``"samples"``), and the chains of
-    each variable where the sampler embeds (``"embeddings"``); :attr:`latest` has the solutions of the last
-    step of an optimizer.
+    (``"chain_breaks"``). With ``keep_samples``, it also has every sample (``"samples"``), whose energies
+    compare with ``solution.energy``, and the chains of each variable where the sampler embeds
+    (``"embeddings"``); :attr:`latest` has the solutions of the last step of an optimizer.
 
     Args:
         sampler: Any object with dimod's ``sample`` method.
@@ -151,14 +151,16 @@ class DimodSolver(Solver):
 
 
 def _units(problem: BinaryQuadratic) -> "Iterator[dimod.BinaryQuadraticModel]":
-    """One model for each unit, over the variables ``0 … n-1``; they differ only in their biases."""
+    """One model for each unit, over the variables ``0 … n-1``; they differ in biases and constants only."""
     import dimod
 
     gram = problem.rows.gram().cpu().numpy()
     couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
-    for h in (-2 * problem.H).T.cpu().numpy():
+    constants = gram.trace() + problem.offset.cpu().numpy()  # so that samples have the solution's energy
+    for h, constant in zip((-2 * problem.H).T.cpu().numpy(), constants, strict=True):
         bqm = couplings.copy()
         bqm.add_linear_from_array(h)
+        bqm.offset = float(constant)
         yield bqm
 
 
