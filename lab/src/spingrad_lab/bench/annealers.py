@@ -16,7 +16,7 @@ from spingrad import BinaryQuadratic
 from spingrad._timing import threads
 from spingrad.solvers import AnnealingSolver, BlockDescentSolver, DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.bench.captured import NARROW, WIDE, captured, energy
-from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.sections import Section, Table, three_digits
 from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
 STEPS, UNITS = (200, 400), 8
@@ -99,8 +99,8 @@ class Annealers(Experiment):
             rows = [
                 [
                     run["solver"],
-                    f"{run['seconds']:,.3g}",
-                    f"{run['seconds'] / ours:,.3g}",
+                    three_digits(run["seconds"]),
+                    three_digits(run["seconds"] / ours),
                     f"{run['above bound %']:.4f}",
                     f"{run['above best %']:.4f}",
                     _or_dash(run.get("layer above best %"), ".4f"),
@@ -120,7 +120,7 @@ class Annealers(Experiment):
                 run = own.iloc[0]
                 hits = [f"{run[f'hits {n}']:.0f} / {run[f'units {n}']:.0f}" for n in sizes]
                 share = sum(run[f"hits {n}"] for n in sizes) / sum(run[f"units {n}"] for n in sizes)
-                rows.append([name, *hits, f"{100 * share:.1f}", f"{run['seconds']:,.3g}"])
+                rows.append([name, *hits, f"{100 * share:.1f}", three_digits(run["seconds"])])
             header = ["solver", *(f"n = {n}" for n in sizes), "% of all", "seconds"]
             tables.append(Table(header, rows, "Narrow layers: units solved to the proven optimum"))
         return Section(list(_NOTES), tables)

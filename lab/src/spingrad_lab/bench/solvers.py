@@ -21,7 +21,7 @@ from spingrad.solvers import (
     Solver,
 )
 from spingrad_lab.bench.timing import recorded_problems
-from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.sections import Section, Table, three_digits
 from spingrad_lab.runs import Experiment, Job, Lab, groups, where
 
 SIZES, BATCH, STEPS = (784, 512, 512, 10), 100, 200
@@ -106,7 +106,7 @@ class Solvers(Experiment):
             rows = []
             for name, own in groups(narrow.sort_values("n", kind="stable"), "solver"):
                 above = [f"{m:.4f}, {w:.3f}" for m, w in zip(own["mean %"], own["worst %"], strict=True)]
-                rows.append([name, *above, *(f"{ms:.3g}" for ms in own["ms"])])
+                rows.append([name, *above, *(three_digits(ms) for ms in own["ms"])])
             caption = f"Narrow layers: % above the proven optimum, ms for {UNITS} units together"
             tables.append(Table(header, rows, caption))
         return Section(list(_NOTES), tables)

@@ -15,7 +15,7 @@ from spingrad._timing import threads
 from spingrad.rounding import babai
 from spingrad.solvers import AnnealingSolver, BlockDescentSolver, DimodSolver, ExactSolver, SignSolver
 from spingrad_lab.bench.captured import NARROW, captured, energy
-from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.sections import Section, Table, three_digits
 from spingrad_lab.runs import Experiment, Job, Lab, groups
 
 PAIRS = (199, 200, 399, 400, 599, 600)
@@ -52,7 +52,7 @@ class Starts(Experiment):
         for name, own in groups(runs, "solver"):
             run = own.iloc[0]
             energies = [f"{run[f'{start}: above best %']:.3f}" for start in STARTS]
-            rows.append([name, *energies, *(f"{run[f'{start}: ms']:,.3g}" for start in STARTS)])
+            rows.append([name, *energies, *(three_digits(run[f"{start}: ms"]) for start in STARTS)])
         count = int(runs["units"].iloc[0]) if len(runs) else 0
         alone = (
             [f"{runs[f'{start} alone: above best %'].iloc[0]:.3f}" for start in STARTS[1:]] if count else []

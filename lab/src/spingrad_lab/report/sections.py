@@ -37,6 +37,16 @@ class Table:
         return (f"*{self.caption}*\n\n" if self.caption else "") + text
 
 
+def three_digits(value: float) -> str:
+    """A number with three significant digits, without a power of ten where it is large.
+
+    Example:
+        >>> [three_digits(value) for value in (0.00372, 1.186, 1183.2)]
+        ['0.00372', '1.19', '1,180']
+    """
+    return f"{value:.3g}" if abs(value) < 1_000 else f"{float(f'{value:.3g}'):,.0f}"
+
+
 def _is_number(cell: str) -> bool:
     """Whether a cell begins with a number and is no sentence."""
     return len(cell) <= 40 and re.match(r"\*{0,2}[+−-]?\d", cell) is not None
