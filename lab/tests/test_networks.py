@@ -57,14 +57,24 @@ def gradients(model, optimizer, steps=3):
     return model.weight.detach().clone()
 
 
-def test_muon_is_torchs_on_a_matrix():
+@pytest.mark.parametrize("shape", [(6, 4), (6, 9)])
+def test_muon_is_torchs_up_to_the_rounding_of_bfloat16(shape):
     torch.manual_seed(0)
-    ours = BinaryLinear(6, 4)
-    theirs = BinaryLinear(6, 4)
+    ours = BinaryLinear(*shape)
+    theirs = BinaryLinear(*shape)
     theirs.load_state_dict(ours.state_dict())
-    own = gradients(ours, BinaryConnect(binary_parameters(ours), Muon, lr=0.02))
-    torchs = BinaryConnect(binary_parameters(theirs), torch.optim.Muon, lr=0.02, weight_decay=0)
-    torch.testing.assert_close(own, gradients(theirs, torchs))
+    own = gradients(ours, BinaryConnect(binary_parameters(ours), Muon, lr=1e-4))  # no spin flips
+    torchs = BinaryConnect(binary_parameters(theirs), torch.optim.Muon, lr=1e-4, weight_decay=0)
+    torch.testing.assert_close(own, gradients(theirs, torchs), rtol=0, atol=5e-6)
+
+
+def test_muon_takes_the_kernels_of_a_convolution_as_rows():
+    weight, flat = nn.Parameter(torch.zeros(4, 3, 2, 2)), nn.Parameter(torch.zeros(4, 12))
+    weight.grad = torch.randn(4, 3, 2, 2)
+    flat.grad = weight.grad.flatten(1)
+    for parameter in (weight, flat):
+        Muon([parameter], lr=0.1).step()
+    assert torch.equal(weight.flatten(1), flat)
 
 
 def test_the_sign_of_muon_moves_every_weight_by_the_learning_rate():

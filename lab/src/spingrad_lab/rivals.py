@@ -1,10 +1,11 @@
 """Optimizers that QP-SBGD is compared with and that are not part of the library."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from spingrad import BinaryQuadratic
@@ -13,44 +14,69 @@ from spingrad.recording import stop_recording
 from spingrad.solvers import Solution, Solver
 from spingrad_lab.methods import Params
 
+MOMENTUM, QUINTIC = 0.95, (3.4445, -4.775, 2.0315)  # as in torch.optim.Muon
+
 
 class Muon(Optimizer):
-    """:class:`torch.optim.Muon` for weights of any shape: a convolution's are a matrix of units by fan-in."""
+    """As :class:`torch.optim.Muon`, for weights of any shape; a convolution's are a row for each unit.
+
+    It computes in single precision. Torch's own takes bfloat16, which many processors only emulate: wide
+    layers then take more than three times as long.
+    """
 
     def __init__(self, params: Params, lr: float) -> None:
         super().__init__(params, {"lr": lr})
-        self.flat = {w: nn.Parameter(w.detach().flatten(1)) for w in self._weights()}  # the same memory
-        self.inner = torch.optim.Muon(list(self.flat.values()), lr=lr, weight_decay=0)
-
-    def _weights(self) -> list[Tensor]:
-        return [w for group in self.param_groups for w in group["params"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self.inner.param_groups[0]["lr"] = self.param_groups[0]["lr"]
-        for weight, flat in self.flat.items():
-            flat.grad = None if weight.grad is None else weight.grad.flatten(1)
-        return self.inner.step(closure)
+        loss = _loss(closure)
+        for weight, update, lr in self._updates():
+            weight.sub_(update, alpha=lr)
+        return loss
+
+    def _updates(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Each weight that has a gradient, its update and the learning rate."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    average = self.state[weight].setdefault("average", torch.zeros_like(weight))
+                    average.lerp_(weight.grad, 1 - MOMENTUM)
+                    update = _orthogonal(weight.grad.lerp(average, MOMENTUM).flatten(1))
+                    yield weight, update.view_as(weight), group["lr"]
 
 
-class SignOfMuon(Optimizer):
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Five steps of Newton and Schulz towards the nearest orthogonal matrix, larger if it is tall."""
+    rows, columns = matrix.shape
+    X = matrix.T if rows > columns else matrix
+    X = X / X.norm().clamp(min=1e-7)
+    a, b, c = QUINTIC
+    for _ in range(5):
+        gram = X @ X.T
+        X = torch.addmm(X, torch.addmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+    return (X.T if rows > columns else X) * math.sqrt(max(1, rows / columns))
+
+
+class SignOfMuon(Muon):
     """Every latent weight moves by ``lr`` against the sign of Muon's update, as in signSGD."""
 
     def __init__(self, params: Params, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-        self.update = {w: nn.Parameter(torch.zeros_like(w)) for g in self.param_groups for w in g["params"]}
-        self.inner = Muon(list(self.update.items()), lr=1.0)
-        for weight in self.update:
-            stop_recording(weight)
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                stop_recording(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        for weight, update in self.update.items():
-            update.grad = weight.grad
-            update.zero_()
-        self.inner.step()
-        for weight, update in self.update.items():
-            weight.add_(spins_of(update), alpha=self.param_groups[0]["lr"]).clamp_(-1, 1)
+        loss = _loss(closure)
+        for weight, update, lr in self._updates():
+            weight.sub_(spins_of(update), alpha=lr).clamp_(-1, 1)
+        return loss
+
+
+def _loss(closure: Callable[[], Any] | None) -> Any:
+    with torch.enable_grad():
+        return None if closure is None else closure()
 
 
 class FOOF(Solver):

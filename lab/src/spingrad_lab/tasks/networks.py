@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spingrad import BinaryConv1d, BinaryConv2d, BinaryLinear, Gain, Sign
 from spingrad_lab.data import spoken_digits
 from spingrad_lab.tasks.cifar import Photographs, photographs
-from spingrad_lab.tasks.images import Images
+from spingrad_lab.tasks.images import Images, pixels
 from spingrad_lab.tasks.text import Shakespeare
 from spingrad_lab.tasks.training import Task, VectorTask, loss_of
 
@@ -32,17 +32,21 @@ class Built(Task):
 
 
 class FullyConnected(Built, Images):
-    """All images of one data set, three epochs of batches of 200; in trials 12,000, and 2,000 held out."""
+    """20,000 images of one data set, three epochs of batches of 200; in trials 8,000, and 4,000 held out."""
 
     widths: tuple[int, ...]
     activation: type[nn.Module] = nn.Hardtanh
-    final_epochs, trial_epochs = 3, 3
+    final_epochs, trial_epochs, batch = 3, 3, 200
+    final_images, trial_images, held_out = 20_000, 8_000, 4_000
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        Images.__init__(self, seed, tuning, quick)
-        self.epochs, self.batch = (self.trial_epochs if tuning else self.final_epochs), 200
-        if quick:
-            self.epochs = 1
+        x, y = pixels(self.name, "train")
+        order = torch.randperm(len(x))
+        count = 2_000 if quick else self.trial_images if tuning else self.final_images
+        fit, held_out = order[:count], order[-self.held_out :]
+        self.train = x[fit], y[fit]
+        self.test = (x[held_out], y[held_out]) if tuning or quick else pixels(self.name, "test")
+        self.epochs = 1 if quick else self.trial_epochs if tuning else self.final_epochs
 
     def network(self) -> nn.Module:
         layers: list[nn.Module] = []
@@ -78,9 +82,9 @@ LONG: dict[str, type[Built]] = {
 
 
 class Cifar(Built, Photographs):
-    """20,000 photographs of CIFAR-10, six epochs of batches of 100, half of them mirrored.
+    """10,000 photographs of CIFAR-10, six epochs of batches of 100, half of them mirrored.
 
-    In trials: 10,000 photographs, two epochs, 5,000 others held out.
+    In trials: 5,000 photographs, two epochs, 5,000 others held out.
     """
 
     epochs, batch, channels = 6, 100, 16
@@ -88,7 +92,7 @@ class Cifar(Built, Photographs):
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         x, y = photographs("train")
         order = torch.randperm(len(x))
-        count = 400 if quick else 10_000 if tuning else 20_000
+        count = 400 if quick else 5_000 if tuning else 10_000
         fit, held_out = order[:count], order[-(200 if quick else 5_000) :]
         self.train = x[fit], y[fit]
         self.test = (x[held_out], y[held_out]) if tuning or quick else photographs("test")
@@ -152,12 +156,12 @@ CIFAR: dict[str, type[Built]] = {"CIFAR-10, VGG": VGG, "CIFAR-10, residual": Res
 
 
 class Text(Built, Shakespeare):
-    """The transformer has its own LayerNorm, whatever is asked for. Trials take 500 of the 2,000 steps."""
+    """The transformer has its own LayerNorm, whatever is asked for. Trials take 400 of the 2,000 steps."""
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         super().__init__(seed, tuning, quick)
         if tuning and not quick:
-            self.steps = 500
+            self.steps = 400
 
 
 TEXT: dict[str, type[Built]] = {"tiny Shakespeare, transformer": Text}
