@@ -23,9 +23,11 @@ def inventories(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str
         request = Request(f"{address}/objects.inv", headers={"User-Agent": "Sphinx"})
         try:
             with urlopen(request, timeout=10) as reply:
-                content = reply.read(MOST_BYTES)
+                content = reply.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise OSError(f"its list of names has more than {MOST_BYTES:,} bytes")
         except OSError as error:
-            print(f"names of {name} will be no links: {address} does not answer ({error})", file=sys.stderr)
+            print(f"names of {name} will be no links: {address} gave none ({error})", file=sys.stderr)
             continue
         file = folder / f"{name}.inv"
         file.write_bytes(content)

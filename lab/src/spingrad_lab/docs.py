@@ -188,22 +188,18 @@ def _in_short(results: Results) -> str:
     with_norm, less = spoken["Adam, BatchNorm"][:2]
     less = less.partition(", Holm")[0]
     rows.append(["1-d convolutions, spoken digits", spoken["QP-SBGD"][0], spoken["Adam"][0], with_norm, less])
-    seeds = _fewest_seeds(results, {"step": "candidate", "spoken-digits": "method"})
+    seeds = _fewest_seeds(results, "step", "spoken-digits")
     note = (
         f"`spingrad-lab run step`, and `spingrad-lab run spoken-digits` for the last row; {seeds} seeds each."
     )
     return f"{Table(header, rows).to_markdown()}\n\n{note}"
 
 
-def _fewest_seeds(results: Results, experiments: dict[str, str]) -> int:
-    """The number of final runs of a method on a network, at least; each experiment's name for a method."""
-    counts: Counter[tuple[object, ...]] = Counter()
-    for name, method in experiments.items():
-        for job in (line.job for line in results.lines(name) if line.job["stage"] == "final"):
-            if job[method] in (DEFAULT, GAINS, "Adam"):
-                places = (job.get(key) for key in (method, "task", "data", "shape", "activation"))
-                counts[name, *places] += 1
-    return min(counts.values())
+def _fewest_seeds(results: Results, *experiments: str) -> int:
+    """The number of final runs of a method on a network, at least."""
+    jobs = [line.job for name in experiments for line in results.lines(name)]
+    what = [{k: v for k, v in job.items() if k not in ("seed", "settings")} for job in jobs]
+    return min(Counter(str(own) for own in what if own["stage"] == "final").values())
 
 
 def _all_of_mnist(results: Results) -> str:

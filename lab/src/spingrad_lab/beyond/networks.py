@@ -242,10 +242,10 @@ PHOTOGRAPHS = Contest(
     seeds=3,
     ours="QP-SBGD, BatchNorm",
     notes=(
-        "10,000 of the 50,000 photographs (5,000 and 2 epochs in trials), 6 epochs, 16 to 64 channels; the first "
-        "layer is real. Networks of "
-        "the literature are far larger and train far longer: binary weights reach 0.917 there with "
-        "BinaryConnect (Courbariaux et al., 2015), 0.913 with Bop (Helwegen et al., 2019), both VGG-like.",
+        "10,000 of the 50,000 photographs, 6 epochs (in trials 5,000 and 2), 16 to 64 channels; the first "
+        "layer is real. Networks of the literature are far larger and train far longer: binary weights reach "
+        "0.917 there with BinaryConnect (Courbariaux et al., 2015), 0.913 with Bop (Helwegen et al., 2019), "
+        "both VGG-like.",
     ),
 )
 TRANSFORMER = Contest(
