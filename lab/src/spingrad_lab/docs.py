@@ -253,6 +253,7 @@ PLACES: dict[str, Print] = {
     "convolutions": _step_finals("convolutional"),
     "mnist-methods": _table("mnist-methods", without="seconds"),
     "all-of-mnist": _all_of_mnist,
+    "transformer": _table("transformer", without="chosen"),
     "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
     "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
     "solvers": _table("bench/solvers", "A wide layer"),
