@@ -145,6 +145,26 @@ def _table(name: str, caption: str = "", column: str = "", *, without: str = "")
     return _with_origin(name, printed)
 
 
+def _against(name: str, ours: str, *rivals: str) -> Print:
+    """A row for each network of a contest: our score, and its difference from each rival's."""
+
+    def printed(results: Results) -> str:
+        rows = []
+        for table in results.section(name).tables:
+            found = {method: cells for method, *cells in table.rows}
+            differences = [_difference(*found[rival][1:3]) for rival in rivals]
+            rows.append([table.caption.partition(". ")[0], found[ours][0], *differences])
+        return Table(["network", ours, *(f"less {rival}" for rival in rivals)], rows).to_markdown()
+
+    return _with_origin(name, printed)
+
+
+def _difference(test: str, verdict: str) -> str:
+    """Bold if we are ahead or behind; else with the verdict."""
+    less = test.partition(" ")[0]
+    return f"**{less}**" if verdict in ("**ahead**", "**behind**") else f"{less}, {verdict}"
+
+
 def _step_finals(*shapes: str) -> Print:
     """The final runs of the experiment ``step``: a table for each shape, without candidates left behind."""
     left_out = "one batch alone", "best of the others", "which they are"
@@ -253,6 +273,9 @@ PLACES: dict[str, Print] = {
     "convolutions": _step_finals("convolutional"),
     "mnist-methods": _table("mnist-methods", without="seconds"),
     "all-of-mnist": _all_of_mnist,
+    "fully-connected": _against(
+        "fully-connected", DEFAULT, "Adam", "signSGD", "Muon", "sign of FOOF", "Adam, BatchNorm"
+    ),
     "transformer": _table("transformer", without="chosen"),
     "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
     "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
