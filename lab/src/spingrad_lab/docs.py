@@ -276,6 +276,8 @@ PLACES: dict[str, Print] = {
     "fully-connected": _against(
         "fully-connected", DEFAULT, "Adam", "signSGD", "Muon", "sign of FOOF", "Adam, BatchNorm"
     ),
+    "cifar-vgg": _table("cifar", "VGG", without="chosen"),
+    "cifar-residual": _table("cifar", "residual", without="chosen"),
     "transformer": _table("transformer", without="chosen"),
     "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
     "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
