@@ -8,7 +8,7 @@ from torch import nn
 from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.baselines import BinaryConnect
 from spingrad.testing import check_solver
-from spingrad_lab.beyond import networks
+from spingrad_lab.beyond import networks, towards_muon
 from spingrad_lab.data import spoken_digits
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Line, to_frame
@@ -100,3 +100,13 @@ def test_spoken_digits_have_the_published_counts(data_folder):
     assert len({recording.speaker for recording in recordings}) == 6
     assert {recording.take for recording in recordings} == set(range(50))
     assert all(np.abs(recording.sound).max() <= 1 for recording in recordings)
+
+
+def test_an_orthogonal_linear_term_keeps_the_length_of_each_unit_and_unmixes_them():
+    torch.manual_seed(0)
+    H = torch.randn(40, 1) + 0.3 * torch.randn(40, 6)  # almost parallel
+    H[:, 5] = 0
+    units = towards_muon.orthogonal_units(H)
+    torch.testing.assert_close(units.norm(dim=0), H.norm(dim=0))
+    cosines = [torch.corrcoef(m[:, :5].T).fill_diagonal_(0).abs().max() for m in (H, units)]
+    assert cosines[1] < 0.5 < cosines[0]

@@ -33,6 +33,7 @@ from spingrad_lab.beyond import (
     rounding,
     solve_quality,
     step,
+    towards_muon,
 )
 from spingrad_lab.paper import (
     digits,
@@ -83,6 +84,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fully-connected": networks.FULLY,
     "twenty-epochs": networks.TWENTY_EPOCHS,
     "cifar": networks.PHOTOGRAPHS,
+    "towards-muon": towards_muon.TowardsMuon(),
     "transformer": networks.TRANSFORMER,
     "spoken-digits": networks.SPOKEN_DIGITS,
     "lfc": lfc.LFC(),
