@@ -22,11 +22,13 @@ from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, Built, Norm
 from spingrad_lab.tasks.training import train
 from spingrad_lab.trials import TUNING_SEED
 
-RATES = (0.000215, 0.001, 0.0215)
-TASKS: dict[str, tuple[type[Built], Norm, int]] = {  # with the epochs; the first is that where Muon is ahead
-    "CIFAR-10, residual": (CIFAR["CIFAR-10, residual"], "BatchNorm", 6),
-    "fashion, 8 layers of 256, hardtanh": (FULLY_CONNECTED["fashion, 8 layers of 256, hardtanh"], "none", 6),
+RATES = (0.000215, 0.0215)  # what the default and Muon chose on this residual network
+EPOCHS = 4
+TASKS: dict[str, tuple[type[Built], Norm]] = {
+    "CIFAR-10, residual": (CIFAR["CIFAR-10, residual"], "BatchNorm"),
+    "fashion, 8 layers of 256, hardtanh": (FULLY_CONNECTED["fashion, 8 layers of 256, hardtanh"], "none"),
 }
+"""Where Muon is ahead of the default, and where it is level."""
 
 
 class Orthogonal(QPSBGD):
@@ -57,7 +59,7 @@ _STEPS: dict[str, Callable[[Params, int, float], Optimizer]] = {
 
 
 class TowardsMuon(Experiment):
-    """Each step at three learning rates; no test set is looked at."""
+    """Each step at two learning rates; no test set is looked at."""
 
     title = "What Muon has that the default has not"
     source = "beyond the paper"
@@ -73,12 +75,12 @@ class TowardsMuon(Experiment):
             lab.run(jobs, f"{task}, seed {seed}")
 
     def compute(self, job: Job) -> dict[str, Any]:
-        kind, norm, epochs = TASKS[job["task"]]
+        kind, norm = TASKS[job["task"]]
         with seeded(job["seed"]):
             task = kind(job["seed"], tuning=True, quick=job["quick"])
             task.normalisation = norm
             if not job["quick"]:
-                task.epochs = epochs
+                task.epochs = EPOCHS
             scores = train(task, Method(_STEPS[job["method"]], []), {"lr": job["lr"]}, job["seed"])
             return {name: value for name, value in scores.items() if name.startswith("test")}
 
@@ -97,8 +99,9 @@ def _table(task: str, runs: pd.DataFrame) -> Table:
 
 _NOTE = (
     "Each row changes the default in one thing; the last two are Muon and the sign of its update. 5,000 "
-    "photographs with BatchNorm, or 8,000 images without, 6 epochs with a cosine. An *orthogonal linear "
-    "term* is the default's running average, made orthogonal as Muon's is. Muon's learning rates are 30 "
-    "times those shown. Mean and 95 % interval over seeds, which also draw the training data and the data "
-    "held out of it. Test sets are not used."
+    "photographs with BatchNorm, or 8,000 images without, 4 epochs with a cosine. The two learning rates are "
+    "those that the default and Muon chose on the residual network; Muon's are 30 times as large. An "
+    "*orthogonal linear term* is the default's running average, made orthogonal as Muon's is. Mean and 95 % "
+    "interval over seeds, which also draw the training data and the data held out of it. Test sets are not "
+    "used."
 )
