@@ -33,7 +33,7 @@ from spingrad_lab.beyond import (
     rounding,
     solve_quality,
     step,
-    towards_muon,
+    whitening,
 )
 from spingrad_lab.paper import (
     digits,
@@ -84,7 +84,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fully-connected": networks.FULLY,
     "twenty-epochs": networks.TWENTY_EPOCHS,
     "cifar": networks.PHOTOGRAPHS,
-    "towards-muon": towards_muon.TowardsMuon(),
+    "whitening": whitening.Whitening(),
     "transformer": networks.TRANSFORMER,
     "spoken-digits": networks.SPOKEN_DIGITS,
     "lfc": lfc.LFC(),

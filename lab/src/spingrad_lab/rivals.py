@@ -41,11 +41,11 @@ class Muon(Optimizer):
                 if weight.grad is not None:
                     average = self.state[weight].setdefault("average", torch.zeros_like(weight))
                     average.lerp_(weight.grad, 1 - MOMENTUM)
-                    update = orthogonal(weight.grad.lerp(average, MOMENTUM).flatten(1))
+                    update = _orthogonal(weight.grad.lerp(average, MOMENTUM).flatten(1))
                     yield weight, update.view_as(weight), group["lr"]
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def _orthogonal(matrix: Tensor) -> Tensor:
     """Five steps of Newton and Schulz towards the nearest orthogonal matrix, larger if it is tall."""
     rows, columns = matrix.shape
     X = matrix.T if rows > columns else matrix
