@@ -346,7 +346,7 @@ def _heat(axes: Any, gains: dict[Any, Paired]) -> None:
     axes.set(
         xlabel="width",
         ylabel="hidden layers",
-        title="Should I use this?\nall directions minus signSGD, points",
+        title="Should I use this?\ngain over signSGD, points",
     )
 
 
@@ -364,7 +364,7 @@ def _bars(axes: Any, bars: dict[str, Paired | None], title: str) -> None:
     axes.set_yticks(places, list(shown))
     axes.invert_yaxis()
     axes.axvline(0, color=figures.BLACK, linewidth=0.8)
-    axes.set(xlabel="all directions minus signSGD, points", title=title)
+    axes.set(xlabel="gain over signSGD, points", title=title)
 
 
 REGIMES = Regimes()
