@@ -20,8 +20,8 @@ from spingrad.solvers import (
 )
 
 DEFAULTS = {
-    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, rank=32, rows='uniform', clamp=1.0, "
-    "seed=0, on_nonfinite='raise', keep_grad=False, per_rank=False",
+    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, whitening=0.0, rank=32, rows='uniform', "
+    "clamp=1.0, seed=0, on_nonfinite='raise', keep_grad=False, per_rank=False",
     DistributedQPSBGD: "lr=0.003, reduction='gather', group=None, solver=None, check_every=100",
     ProxQuant: "regularization=0.001, optimizer=<class 'torch.optim.adam.Adam'>",
     SignSGD: "lr=0.001, momentum=0.0",

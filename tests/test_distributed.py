@@ -64,7 +64,8 @@ def test_a_majority_is_that_of_every_combination_of_votes_and_ties_are_even():
 def train_gather(rank, size, steps, micro):
     """The batch in micro-batches of a fixed size, whoever computes them."""
     model = mlp(seed=rank)  # the first worker's weights count
-    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, reduction="gather")
+    settings = {"lr": 1e-2, "momentum": 0.5, "whitening": 0.125, "reduction": "gather"}
+    optimizer = DistributedQPSBGD(binary_parameters(model), **settings)
     x, y = digits(480)
     for step in range(steps):
         batch = torch.arange(48) + 48 * (step % 10)
@@ -88,7 +89,7 @@ def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers(steps, tmp_path
 def test_gather_is_one_machine_with_the_whole_batch(tmp_path):
     (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48)
     model = mlp()
-    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, whitening=0.125)
     x, y = digits(480)
     for step in range(5):
         batch = torch.arange(48) + 48 * (step % 10)

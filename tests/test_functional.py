@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
-from spingrad.optim.functional import average, move_, pose, scale
+from spingrad.optim.functional import average, move_, pose, scale, whiten
+from spingrad.scaling import whitened
 from spingrad.solvers import BlockDescentSolver
 
 
@@ -37,6 +38,57 @@ def test_a_problem_without_momentum_is_the_least_squares_problem():
     G = torch.randint(2, (6, 3)) * 2.0 - 1
     expected = (record.grad * factor - Z.dense() @ G).square().sum(0)
     torch.testing.assert_close(problem.energy(G), expected)
+
+
+def exactly_whitened(H, strength):
+    """The formula, by eigenvalues."""
+    H = H.double()
+    values, vectors = torch.linalg.eigh(H.T @ H)
+    weaker = H @ (vectors * (1 + strength * values.clamp(min=0) / values.mean()).rsqrt()) @ vectors.T
+    return weaker * (H.norm(dim=0) / weaker.norm(dim=0).clamp(min=1e-300))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.125, 1.0, 50.0])
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e25])
+def test_whitening_weakens_what_units_share_and_keeps_their_lengths(strength, size):
+    torch.manual_seed(0)
+    H = torch.randn(40, 1) + 0.3 * torch.randn(40, 12)  # almost parallel
+    H[:, 5] = 0
+    found = whitened(H * size, strength) / size
+    torch.testing.assert_close(found, exactly_whitened(H, strength).float(), rtol=1e-3, atol=1e-3)
+    assert not whitened(torch.zeros(4, 3), strength).any()
+
+
+def test_whitening_of_many_units_changes_their_leading_directions():
+    torch.manual_seed(0)
+    common = torch.randn(300, 4) @ torch.randn(4, 200)
+    H = 3 * common + torch.randn(300, 200)
+    found, expected = whitened(H, 0.125), exactly_whitened(H, 0.125)
+    assert (found - expected).norm() < 0.02 * (H - expected).norm()
+
+
+def test_a_whitened_step_averages_the_linear_term_as_it_was():
+    x, y = torch.randn(30, 12, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 4
+    averages, weights = [], []
+    for whitening in (0.0, 1.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(BinaryLinear(12, 24), nn.Hardtanh(), BinaryLinear(24, 4))
+        optimizer = QPSBGD(binary_parameters(model), lr=1e-6, whitening=whitening)  # no sign changes
+        for _ in range(3):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        averages.append([state["exp_avg"] for state in optimizer.state.values()])
+        weights.append([weight.detach() for weight in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*averages, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_a_whitened_problem_of_one_batch_has_the_energy_of_its_fields():
+    torch.manual_seed(0)
+    problem = pose(dense_record(torch.randn(20, 6), torch.randn(20, 3)))
+    other, G = whiten(problem, 0.5), torch.randint(2, (6, 3)) * 2.0 - 1
+    expected = (problem.rows @ G).square().sum(0) - 2 * (other.H * G).sum(0)
+    torch.testing.assert_close(other.energy(G), expected)
 
 
 @pytest.mark.parametrize("clamp", [None, 0.5])
@@ -82,13 +134,15 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize("whitening", [0.0, 0.125])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_reads_one_value_back_to_the_host(name, monkeypatch):
+def test_a_step_reads_one_value_back_to_the_host(name, whitening, monkeypatch):
     """As on an accelerator: without numba, whose kernels run on the CPU."""
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make()
-    optimizer = QPSBGD(binary_parameters(model), solver=BlockDescentSolver(backend="torch"))
+    solver = BlockDescentSolver(backend="torch")
+    optimizer = QPSBGD(binary_parameters(model), whitening=whitening, solver=solver)
     read_backs = []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read_backs.append(self) or tolist(self))
@@ -98,3 +152,14 @@ def test_a_step_reads_one_value_back_to_the_host(name, monkeypatch):
         with Reads() as reads:
             optimizer.step()
         assert reads.count + len(read_backs) == 1
+
+
+def test_a_state_of_version_0_2_0_goes_on_without_whitening():
+    model = BinaryLinear(6, 3)
+    state = QPSBGD(binary_parameters(model)).state_dict()
+    del state["param_groups"][0]["whitening"]
+    optimizer = QPSBGD(binary_parameters(model), whitening=0.125)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["whitening"] == 0
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()

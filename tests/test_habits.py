@@ -472,12 +472,14 @@ def _():
 
 
 @habit(
-    "`lr`, `clamp`, `momentum`, `target_rms`, `rank` out of range: in the constructor, a group, a schedule"
+    "`lr`, `clamp`, `momentum`, `whitening`, `target_rms`, `rank` out of range: in the constructor, a group, "
+    "a schedule"
 )
 def _():
     wrong = [("lr", math.nan), ("lr", math.inf), ("lr", -1.0), ("clamp", math.nan), ("clamp", -1.0)]
     wrong += [("clamp", 0.0), ("momentum", math.nan), ("momentum", 1.0), ("target_rms", math.nan)]
     wrong += [("target_rms", math.inf), ("target_rms", 0.0), ("target_rms", "automatic"), ("rank", 0)]
+    wrong += [("whitening", -0.1), ("whitening", math.nan), ("whitening", math.inf), ("whitening", None)]
     for name, value in wrong:
         with pytest.raises(ValueError, match=name):
             ready(**{name: value})

@@ -116,7 +116,8 @@ def test_layers(data):
 def test_a_step_works_or_changes_nothing(data):
     torch.manual_seed(0)
     model = nn.Sequential(BinaryLinear(4, 3), nn.Hardtanh(), BinaryLinear(3, 2, bias=True))
-    names = ["lr", "target_rms", "momentum", "rank", "rows", "clamp", "seed", "on_nonfinite", "keep_grad"]
+    names = ["lr", "target_rms", "momentum", "whitening", "rank", "rows", "clamp", "seed", "keep_grad"]
+    names += ["on_nonfinite"]
     options = data.draw(st.dictionaries(st.sampled_from([*names, "solver"]), either, max_size=2))
     with documented():
         optimizer = QPSBGD(binary_parameters(model), **options)

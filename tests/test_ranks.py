@@ -83,6 +83,7 @@ DIFFERENT_FROM_THE_START = {  # what rank 1 does differently, and what every ran
     "clamp": ({"clamp": 0.02}, "rank 1 has clamp=0.02, {others} clamp=1"),
     "seed": ({"seed": 5}, "rank 1 has seed=5, {others} seed=0"),
     "momentum": ({"momentum": 0.0}, "rank 1 has momentum=0, {others} momentum=0.9"),
+    "whitening": ({"whitening": 0.5}, "rank 1 has whitening=0.5, {others} whitening=0"),
     "rank": ({"rank": 4}, "rank 1 has rank=4, {others} rank=32"),
     "rows": ({"rows": "normalized"}, "rank 1 has rows='normalized', {others} rows='uniform'"),
     "target_rms": ({"target_rms": None}, "rank 1 has target_rms=None, {others} target_rms='auto'"),

@@ -8,7 +8,7 @@ from torch import nn
 from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.baselines import BinaryConnect
 from spingrad.testing import check_solver
-from spingrad_lab.beyond import networks, whitening
+from spingrad_lab.beyond import networks
 from spingrad_lab.data import spoken_digits
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Line, to_frame
@@ -100,16 +100,3 @@ def test_spoken_digits_have_the_published_counts(data_folder):
     assert len({recording.speaker for recording in recordings}) == 6
     assert {recording.take for recording in recordings} == set(range(50))
     assert all(np.abs(recording.sound).max() <= 1 for recording in recordings)
-
-
-def test_whitening_weakens_what_units_share_and_keeps_the_length_of_each():
-    torch.manual_seed(0)
-    H = torch.randn(40, 1) + 0.3 * torch.randn(40, 12)  # almost parallel
-    H[:, 5] = 0
-    values, vectors = torch.linalg.eigh(H.T @ H)
-    factor = (1 + 0.5 * values.clamp(min=0) / values.mean()).rsqrt()
-    expected = H @ (vectors * factor) @ vectors.T
-    expected *= H.norm(dim=0) / expected.norm(dim=0).clamp(min=1e-6)
-    torch.testing.assert_close(whitening.whitened(H, 0.5), expected, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(whitening.whitened(H, 0.0), H, rtol=1e-4, atol=1e-5)
-    assert not whitening.whitened(torch.zeros(4, 3), 1.0).any()

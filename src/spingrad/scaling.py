@@ -1,4 +1,4 @@
-"""The scale of a step's problem: of its rows, of its target, and the leading directions of its couplings."""
+"""The scale of a step's problem: rows, targets, directions that rows have in common, and those of units."""
 
 from typing import Literal
 
@@ -12,6 +12,7 @@ TargetRms = float | Literal["auto"] | None
 
 ROUNDING = 1e-6  # a gradient below this fraction of the layer's largest is rounding error
 AUTO = 0.35  # target of a row whose inputs no other row shares
+SHARED = 16  # directions of the units that whitening weakens
 
 
 def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
@@ -118,3 +119,48 @@ def leading(rows: Tensor, products: Tensor, rank: int) -> Tensor:  # (s, n) -> (
     directions = products @ torch.linalg.qr(directions)[0]
     found: Tensor = torch.linalg.qr(directions)[0].T @ rows
     return found
+
+
+def whitened(H: Tensor, strength: float) -> Tensor:  # (n, m) -> (n, m)
+    """Fields that are weaker in the directions which units share: ``H (1 + strength · HᵀH / λ)^-½``.
+
+    ``λ`` is the mean eigenvalue of ``HᵀH``. Only the leading directions change, which are found by subspace
+    iteration from some of the units, and each unit's fields keep their length. Nothing is read back to the
+    host.
+
+    Args:
+        H: Fields, a column for each unit.
+        strength: At 1, a direction as strong as the mean is divided by √2. Much larger values make the
+            leading directions equally strong, as Muon does with all of them.
+
+    Example:
+        >>> H = torch.tensor([[3.0, 3.0], [1.0, -1.0]])  # both units ask for the first spin
+        >>> whitened(H, 1.0)
+        tensor([[ 2.8180,  2.8180],
+                [ 1.4349, -1.4349]])
+    """
+    low, high = torch.aminmax(H.T)
+    peak = torch.maximum(-low, high)
+    units = H.T / peak.where(peak > 0, 1)  # squares of the fields themselves may be out of range
+    start = units[:: max(1, len(units) // SHARED)][:SHARED]
+    shared = torch.linalg.qr(units @ start.T)[0].T @ units
+    basis = torch.linalg.qr(units @ shared.T)[0]
+    shared, length = basis.T @ units, units.norm(dim=1)
+    mean, one = length.square().mean(), torch.eye(len(shared), dtype=H.dtype, device=H.device)
+    kept = _inverse_root(one + strength / mean.where(mean > 0, 1) * (shared @ shared.T))
+    units.addmm_(basis @ (one - kept), shared, alpha=-1)
+    after = units.norm(dim=1)
+    units *= (peak * length / after.where(after > 0, 1))[:, None]
+    return units.T
+
+
+def _inverse_root(matrix: Tensor) -> Tensor:
+    """``matrix^-½`` for a small symmetric matrix with eigenvalues of at least 1, after Newton and Schulz."""
+    size = torch.linalg.matrix_norm(matrix)
+    one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    root, inverse = matrix / size, one
+    for _ in range(16):  # enough for a ratio of 1e4 between the eigenvalues
+        factor = torch.addmm(one, inverse, root, beta=1.5, alpha=-0.5)
+        root, inverse = root @ factor, factor @ inverse
+    inverse *= size.rsqrt()
+    return inverse

@@ -15,13 +15,14 @@ NOT_BINARY = (
 )
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
 LARGEST = 1e30  # a step must not leave the range of float32
-SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "rank", "rows"}
+ADDED = {"whitening": 0.0}  # since version 0.2.0, whose states have no value for it
+SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "whitening", "rank", "rows"}
 
 
 def check_settings(group: dict[str, Any]) -> None:
     """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
     lr, clamp, target_rms = group["lr"], group["clamp"], group["target_rms"]
-    momentum, rank, rows = group["momentum"], group["rank"], group["rows"]
+    momentum, whitening, rank, rows = (group[name] for name in ("momentum", "whitening", "rank", "rows"))
     if not (_is_number(lr) and 0 <= lr < LARGEST):
         raise ValueError(f"lr is a number of at least 0 and below {LARGEST:g}, got {lr!r}")
     if clamp is not None and not (_is_number(clamp) and 0 < clamp < LARGEST):
@@ -30,6 +31,8 @@ def check_settings(group: dict[str, Any]) -> None:
         raise ValueError(f'target_rms is a positive finite number, "auto" or None, got {target_rms!r}')
     if not (_is_number(momentum) and 0 <= momentum < 1):
         raise ValueError(f"momentum is in [0, 1), got {momentum!r}")
+    if not (_is_number(whitening) and 0 <= whitening < math.inf):
+        raise ValueError(f"whitening is a finite number of at least 0, got {whitening!r}")
     if rank is not None and not is_whole(rank, 1):
         raise ValueError(f"rank is a whole number of at least 1 or None, got {rank!r}")
     if not _is_among(rows, "uniform", "normalized"):
@@ -40,6 +43,20 @@ def check_run(run: object) -> None:
     """Raise a ``ValueError`` if seed, step or the number of skipped steps is not a whole number from 0."""
     for name in ("seed", "step", "skipped"):
         check_whole(name, run.get(name) if isinstance(run, dict) else None, 0)
+
+
+def completed(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A loaded state, with the settings that an earlier version did not have yet as they were then."""
+    groups = state_dict.get("param_groups")
+    if not isinstance(groups, list):
+        return state_dict
+    filled = [_with_added(group) if isinstance(group, dict) else group for group in groups]
+    return {**state_dict, "param_groups": filled}
+
+
+def _with_added(group: dict[str, Any]) -> dict[str, Any]:
+    """In the order that they had: a state that was complete stays the same to the bit."""
+    return group | {name: value for name, value in ADDED.items() if name not in group}
 
 
 def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:

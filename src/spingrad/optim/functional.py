@@ -1,4 +1,6 @@
-"""The mathematics of one step, as functions of tensors: prepare, scale, average, pose, move."""
+"""The mathematics of one step, as functions of tensors: prepare, scale, average, pose, whiten, move."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -6,7 +8,16 @@ from torch import Tensor
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
 from spingrad.rows import DenseRows, Rows
-from spingrad.scaling import TargetRms, Weighting, jacobian, leading, suitable_target, target_factor, unit_rms
+from spingrad.scaling import (
+    TargetRms,
+    Weighting,
+    jacobian,
+    leading,
+    suitable_target,
+    target_factor,
+    unit_rms,
+    whitened,
+)
 
 
 def prepared(
@@ -146,6 +157,22 @@ def pose(
     if rank is not None:
         Z = DenseRows(leading(*Z.sketch, rank))
     return BinaryQuadratic(Z, H, offset, idle)
+
+
+def whiten(problem: BinaryQuadratic, strength: float) -> BinaryQuadratic:
+    """A problem whose linear term is weaker in the directions which its units share.
+
+    Args:
+        problem: As :func:`pose` returns it.
+        strength: As in :func:`~spingrad.scaling.whitened`.
+
+    Example:
+        >>> record = LayerRecord(DenseRows(torch.eye(2)), torch.tensor([[3.0, 3.0], [1.0, -1.0]]))
+        >>> whiten(pose(record, target_rms=None), 1.0).H
+        tensor([[ 1.9926,  1.9926],
+                [ 1.0146, -1.0146]])
+    """
+    return replace(problem, H=whitened(problem.H, strength), offset=torch.zeros_like(problem.offset))
 
 
 def problem_of(

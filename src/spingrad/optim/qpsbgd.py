@@ -18,6 +18,7 @@ from spingrad.optim.checks import (
     check_settings,
     check_state,
     check_weight,
+    completed,
 )
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
@@ -73,6 +74,8 @@ class QPSBGD(Optimizer):
             chooses it by how many rows of the batch share their inputs. Small values trust the quadratic
             model, large ones approach signSGD, ``None`` is the paper.
         momentum: Weight of the past in the linear term ``ZᵀV``; the quadratic term is that of the batch.
+        whitening: How much weaker the linear term becomes in directions which the units of a layer share;
+            see :func:`~spingrad.scaling.whitened`.
         rank: How many leading directions of the inputs the quadratic term keeps; ``None`` for all.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
@@ -107,6 +110,7 @@ class QPSBGD(Optimizer):
         solver: "Solver | Sampler | None" = None,
         target_rms: TargetRms = "auto",
         momentum: float = 0.9,
+        whitening: float = 0.0,
         rank: int | None = 32,
         rows: Weighting = "uniform",
         clamp: float | None = 1.0,
@@ -125,8 +129,8 @@ class QPSBGD(Optimizer):
         self.run = {"seed": seed, "step": 0, "skipped": 0}
         check_run(self.run)
         self._spare: dict[Tensor, Tensor] = {}  # the averages of one step before, as memory for the next
-        settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, rank=rank, rows=rows, clamp=clamp)
-        super().__init__(params, settings)
+        settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, whitening=whitening)
+        super().__init__(params, settings | dict(rank=rank, rows=rows, clamp=clamp))
 
     @classmethod
     def as_published(
@@ -143,7 +147,8 @@ class QPSBGD(Optimizer):
             **settings: What the paper leaves open, such as ``seed`` or ``on_nonfinite``.
         """
         solver = ExactSolver() if solver is None else solver
-        paper: dict[str, Any] = dict(target_rms=None, momentum=0.0, rank=None, rows="normalized", clamp=None)
+        paper: dict[str, Any] = dict(target_rms=None, momentum=0.0, whitening=0.0, rank=None)
+        paper |= dict(rows="normalized", clamp=None)
         return cls(params, lr, solver=solver, **paper, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -265,9 +270,11 @@ class QPSBGD(Optimizer):
         else:
             pairs = zip(layer.records, past, strict=True)
             problems = [functional.pose(r, **settings, exp_avg=own, step=step) for r, own in pairs]
+        averages = [problem.H.T for problem in problems]
+        if layer.group["whitening"]:
+            problems = [functional.whiten(problem, layer.group["whitening"]) for problem in problems]
         if not settings["momentum"]:
             return problems, None
-        averages = [problem.H.T for problem in problems]
         joined = averages[0] if len(averages) == 1 else torch.cat(averages)
         return problems, joined.view(layer.weight.shape)
 
@@ -309,6 +316,7 @@ class QPSBGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave; nothing changes if anything in it is wrong."""
+        state_dict = completed(state_dict)
         check_state(state_dict, self.param_groups)
         own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
         super().load_state_dict(own)

@@ -1,22 +1,15 @@
-"""A candidate for the step, between the default and Muon: weaker where the units of a layer agree.
-
-It is judged on held-out data only.
-"""
+"""A step between the default and Muon, weaker where the units of a layer agree: judged on held-out data."""
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from spingrad import QPSBGD, BinaryQuadratic
+from spingrad import QPSBGD
 from spingrad.baselines import BinaryConnect
-from spingrad.optim.qpsbgd import Layer
 from spingrad_lab.methods import DEFAULT, Method, Params
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
@@ -43,52 +36,8 @@ TASKS: dict[str, tuple[type[Built], Norm]] = {
 }
 
 
-class Whitened(QPSBGD):
-    """The default with a linear term that is weaker in directions which the units of a layer share.
-
-    Args:
-        strength: Zero is the default; large values make the leading directions equally strong.
-    """
-
-    def __init__(self, params: Params, lr: float, *, strength: float, **settings: Any) -> None:
-        super().__init__(params, lr, **settings)
-        self.strength = strength
-
-    def pose(self, layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
-        problems, exp_avg = super().pose(layer)
-        return [replace(p, H=whitened(p.H, self.strength)) for p in problems], exp_avg
-
-
-def whitened(H: Tensor, strength: float, rank: int = 16) -> Tensor:
-    """``H (1 + strength · HᵀH / λ)^-½`` with the mean eigenvalue ``λ`` of ``HᵀH``; columns keep their length.
-
-    Only the leading directions change, which are found by subspace iteration from some of the units.
-
-    Args:
-        H: Linear terms, a column for each unit.
-        strength: At ``1``, a direction of mean strength is divided by √2.
-        rank: Number of directions.
-    """
-    units = H.T
-    start = units[:: max(1, len(units) // rank)][:rank]
-    basis = torch.linalg.qr(units @ start.T)[0]
-    basis = torch.linalg.qr(units @ (units.T @ basis))[0]
-    shared = basis.T @ units
-    values, turn = torch.linalg.eigh(shared @ shared.T)
-    mean = units.square().sum() / len(units)
-    kept = (1 + strength * values.clamp(min=0) / mean.where(mean > 0, 1)).rsqrt()
-    weaker = torch.addmm(units, (basis @ turn) * (1 - kept), turn.T @ shared, alpha=-1)
-    length = weaker.norm(dim=1)
-    weaker *= (units.norm(dim=1) / length.where(length > 0, 1))[:, None]
-    return weaker.T
-
-
-def _default(params: Params, seed: int, lr: float) -> Optimizer:
-    return QPSBGD(params, lr, seed=seed)
-
-
-def _whitened(params: Params, seed: int, lr: float, strength: float) -> Optimizer:
-    return Whitened(params, lr, strength=strength, seed=seed)
+def _whitened(params: Params, seed: int, lr: float, strength: float = 0.0) -> Optimizer:
+    return QPSBGD(params, lr, whitening=strength, seed=seed)
 
 
 def _muon(params: Params, seed: int, lr: float) -> Optimizer:
@@ -96,7 +45,7 @@ def _muon(params: Params, seed: int, lr: float) -> Optimizer:
 
 
 _STEPS: dict[str, Callable[..., Optimizer]] = {
-    DEFAULT: _default,
+    DEFAULT: _whitened,
     **{f"whitened, {strength:g}": partial(_whitened, strength=strength) for strength in STRENGTHS},
     "Muon": _muon,
 }
@@ -147,8 +96,8 @@ def _table(task: str, runs: pd.DataFrame) -> Table:
 _NOTE = (
     "Muon makes all directions of a layer's update equally strong, the default those of the inputs. Between "
     "the two: the default with a linear term `H` that becomes `H (1 + s · HᵀH / λ)^-½`, where `λ` is the "
-    "mean eigenvalue of `HᵀH`, in its 16 leading directions. The rows have some values of *s*. Trials as in "
-    "the experiments with these networks (CIFAR-10: 4 epochs). Muon's learning rates are 30 times those "
-    "shown. Mean and 95 % interval over seeds, which also draw the training data and the data held out of it "
-    "(the text has one part held out). Test sets are not used. This step is not part of the library."
+    "mean eigenvalue of `HᵀH`, in its 16 leading directions: `QPSBGD(whitening=s)`. Trials as in the "
+    "experiments with these networks (CIFAR-10: 4 epochs). Muon's learning rates are 30 times those shown. "
+    "Mean and 95 % interval over seeds, which also draw the training data and the data held out of it (the "
+    "text has one part held out). Test sets are not used."
 )
