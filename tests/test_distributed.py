@@ -61,10 +61,10 @@ def test_a_majority_is_that_of_every_combination_of_votes_and_ties_are_even():
     assert abs(ties.mean()) < 0.05
 
 
-def train_gather(rank, size, steps, micro):
+def train_gather(rank, size, steps, micro, whitening):
     """The batch in micro-batches of a fixed size, whoever computes them."""
     model = mlp(seed=rank)  # the first worker's weights count
-    settings = {"lr": 1e-2, "momentum": 0.5, "whitening": 0.125, "reduction": "gather"}
+    settings = {"lr": 1e-2, "momentum": 0.5, "whitening": whitening, "reduction": "gather"}
     optimizer = DistributedQPSBGD(binary_parameters(model), **settings)
     x, y = digits(480)
     for step in range(steps):
@@ -80,16 +80,19 @@ def train_gather(rank, size, steps, micro):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [20, pytest.param(100, marks=pytest.mark.long)])
-def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers(steps, tmp_path):
-    states = [s for size in (1, 2, 4) for s in run_workers(train_gather, size, tmp_path, steps, 12)]
+@pytest.mark.parametrize("whitening", [0.0, 0.125])
+def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers(steps, whitening, tmp_path):
+    settings = (steps, 12, whitening)
+    states = [s for size in (1, 2, 4) for s in run_workers(train_gather, size, tmp_path, *settings)]
     assert same(states)
 
 
 @pytest.mark.slow
-def test_gather_is_one_machine_with_the_whole_batch(tmp_path):
-    (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48)
+@pytest.mark.parametrize("whitening", [0.0, 0.125])
+def test_gather_is_one_machine_with_the_whole_batch(whitening, tmp_path):
+    (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48, whitening)
     model = mlp()
-    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, whitening=0.125)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, whitening=whitening)
     x, y = digits(480)
     for step in range(5):
         batch = torch.arange(48) + 48 * (step % 10)
