@@ -23,6 +23,12 @@ from spingrad_lab.trials import ACCURACY, TUNING_SEED, Score, best_trial, curren
 RATES = tuple(float(f"{10 ** (2 * k / 3 - 5):.3g}") for k in range(7))
 """Learning rates over four decades, for steps that move a weight by about the learning rate."""
 BETA2 = 0.99  # of Adam
+WHITENED = f"{DEFAULT}, whitening 0.125"
+
+
+def whitened(params: Params, seed: int, lr: float, strength: float = 0.125) -> Optimizer:
+    """The default with a linear term that is weaker where the units of a layer agree."""
+    return QPSBGD(params, lr, whitening=strength, seed=seed)
 
 
 def _muon(params: Params, seed: int, lr: float) -> Optimizer:
@@ -53,6 +59,7 @@ class Entrant:
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
     DEFAULT: (METHODS[DEFAULT].make, figures.VERMILION),
+    WHITENED: (whitened, figures.YELLOW),
     "Adam": (partial(METHODS["BinaryConnect Adam"].make, beta2=BETA2), figures.BLUE),
     "Adam, window": (_windowed, figures.GREY),
     "signSGD": (partial(METHODS["BinaryConnect signSGD"].make, momentum=0.9), figures.GREEN),

@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 from torch.optim import Optimizer
 
-from spingrad import QPSBGD
-from spingrad_lab.beyond.networks import ENTRANTS
-from spingrad_lab.methods import DEFAULT, Method, Params
+from spingrad_lab.beyond.networks import ENTRANTS, whitened
+from spingrad_lab.methods import DEFAULT, Method
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate
 from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
@@ -33,15 +32,9 @@ TASKS: dict[str, tuple[type[Built], Norm]] = {
     "tiny Shakespeare, transformer": (TEXT["tiny Shakespeare, transformer"], "none"),
     "CIFAR-10, residual": (CIFAR["CIFAR-10, residual"], "BatchNorm"),
 }
-
-
-def _whitened(params: Params, seed: int, lr: float, strength: float) -> Optimizer:
-    return QPSBGD(params, lr, whitening=strength, seed=seed)
-
-
 _STEPS: dict[str, Callable[..., Optimizer]] = {
     DEFAULT: ENTRANTS[DEFAULT].make,
-    **{f"whitened, {strength:g}": partial(_whitened, strength=strength) for strength in STRENGTHS},
+    **{f"whitened, {strength:g}": partial(whitened, strength=strength) for strength in STRENGTHS},
     "Muon": ENTRANTS["Muon"].make,
 }
 
