@@ -25,19 +25,37 @@ def test_a_residual_network_has_the_normalisation_asked_for(norm):
     assert ("Gain" in kinds, "BatchNorm2d" in kinds) == (norm == "Gain", norm == "BatchNorm")
 
 
-def test_the_table_says_who_is_ahead_after_correction():
+def tables_of(means):
+    """What a contest shows of trials and six final runs of each method, whose mean accuracies are given."""
+
     def line(stage, method, seed, accuracy):
         job = {"stage": stage, "task": networks.FULLY.tasks[0], "method": method, "settings": {"lr": 1e-3}}
         return Line({**job, "seed": seed, "quick": False}, {"test_accuracy": accuracy}, 1.0, {})
 
-    means = {"QP-SBGD": 0.95, "Adam": 0.93, "signSGD": 0.9501, "Muon": 0.97}
     lines = [line("trial", method, 1000, mean) for method, mean in means.items()]
     for method, mean in means.items():
         lines += [line("final", method, seed, mean + 1e-4 * (seed % 3)) for seed in range(5)]
-        lines += [line("final", method, 5, mean - 1e-4 * len(method))]
-    (table,) = networks.FULLY.show(to_frame(lines)).tables
+        lines += [line("final", method, 5, mean - 1e-5 * len(method))]
+    return networks.FULLY.show(to_frame(lines)).tables
+
+
+def test_the_table_says_who_is_ahead_after_correction():
+    (table,) = tables_of({"QP-SBGD": 0.95, "Adam": 0.93, "signSGD": 0.9501, "Muon": 0.97})
     says = {row[0]: row[3] for row in table.rows}
     assert says == {"QP-SBGD": "–", "Adam": "**ahead**", "signSGD": "level", "Muon": "**behind**"}
+
+
+def test_whitening_is_judged_in_a_table_of_its_own():
+    means = {"QP-SBGD": 0.95, "Adam": 0.93, "Muon": 0.97}
+    table, whitening = tables_of({**means, networks.WHITENED: 0.96})
+    (alone,) = tables_of(means)
+    assert [
+        row for row in table.rows if row[0] != networks.WHITENED
+    ] == alone.rows  # the same family of tests
+    (row,) = whitening.rows
+    assert "**ahead**" in row[2]
+    assert "**behind**" in row[3]
+    assert row[4] == "Muon"
 
 
 def test_foof_is_a_solver_that_rounds_the_minimum():

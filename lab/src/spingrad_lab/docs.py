@@ -150,13 +150,26 @@ def _against(name: str, ours: str, *rivals: str) -> Print:
 
     def printed(results: Results) -> str:
         rows = []
-        for table in results.section(name).tables:
+        for table in (table for table in results.section(name).tables if table.header[0] == "method"):
             found = {method: cells for method, *cells in table.rows}
             differences = [_difference(*found[rival][1:3]) for rival in rivals]
             rows.append([table.caption.partition(". ")[0], found[ours][0], *differences])
         return Table(["network", ours, *(f"less {rival}" for rival in rivals)], rows).to_markdown()
 
     return _with_origin(name, printed)
+
+
+def _whitening(results: Results) -> str:
+    """A row for each network: the default with whitening, less the default and less the best rival."""
+    rows, commands = [], []
+    for name in ("fully-connected", "twenty-epochs", "cifar", "transformer", "spoken-digits"):
+        for table in (table for table in results.section(name).tables if table.header[0] == "network"):
+            commands.append(f"`spingrad-lab run {name}`")
+            for network, score, *tests, rival in table.rows:
+                found = [_difference(test.partition(" ")[0], test.rpartition(", ")[2]) for test in tests]
+                rows.append([network, score, found[0], f"{found[1]} ({rival})"])
+    header = ["network", "whitening 0.125", "less QP-SBGD", "less the best rival"]
+    return f"{Table(header, rows).to_markdown()}\n\n*{', '.join(commands)}.*"
 
 
 def _difference(test: str, verdict: str) -> str:
@@ -280,6 +293,7 @@ PLACES: dict[str, Print] = {
     "cifar-vgg": _table("cifar", "VGG", without="chosen"),
     "cifar-residual": _table("cifar", "residual", without="chosen"),
     "transformer": _table("transformer", without="chosen"),
+    "whitening": _whitening,
     "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
     "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
     "solvers": _table("bench/solvers", "A wide layer"),

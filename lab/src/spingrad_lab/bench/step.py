@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
     "QP-SBGD": lambda model: QPSBGD(binary_parameters(model)),
+    "QP-SBGD, whitening 0.125": lambda model: QPSBGD(binary_parameters(model), whitening=0.125),
     "QP-SBGD, 8 directions, 1 sweep": lambda model: QPSBGD(
         binary_parameters(model), rank=8, solver=OneSweep()
     ),

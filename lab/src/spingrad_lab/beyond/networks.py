@@ -59,7 +59,7 @@ class Entrant:
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
     DEFAULT: (METHODS[DEFAULT].make, figures.VERMILION),
-    WHITENED: (whitened, figures.YELLOW),
+    WHITENED: (whitened, figures.VERMILION),  # thinner than the default
     "Adam": (partial(METHODS["BinaryConnect Adam"].make, beta2=BETA2), figures.BLUE),
     "Adam, window": (_windowed, figures.GREY),
     "signSGD": (partial(METHODS["BinaryConnect signSGD"].make, momentum=0.9), figures.GREEN),
@@ -134,7 +134,7 @@ class Contest(Experiment):
 
     def show(self, runs: pd.DataFrame) -> Section:
         tables = [self._table(task, where(runs, task=task)) for task in self.tasks]
-        found = [table for table in tables if table]
+        found = [table for table in [*tables, self._whitening(runs)] if table]
         robust = Figure("learning-rates", _ROBUST, to_svg(self._rates(where(runs, stage="trial"))))
         return Section([_NOTE, *self.notes], found, [robust])
 
@@ -143,35 +143,65 @@ class Contest(Experiment):
         duels = []
         for task in self.tasks:
             finals = self._finals(where(runs, task=task))
-            means = {name: float(own[self.score.name].mean()) for name, own in groups(finals, "method")}
-            rivals = [name for name in means if not name.startswith(DEFAULT)]
-            if self.ours in means and rivals:
-                best = max(rivals, key=lambda name: self.score.sign * means[name])
-                duels.append(self._duel(task, finals, best))
+            best = self._best_rival(finals)
+            if best and len(where(finals, method=self.ours)):
+                duels.append(self._duel(task, finals, self.ours, best))
         return duels
 
     def _finals(self, runs: pd.DataFrame) -> pd.DataFrame:
         return runs if runs.empty else current_finals(runs, ["method"], self.score)
 
-    def _duel(self, task: str, finals: pd.DataFrame, rival: str) -> Duel:
-        values = matched(finals, self.ours, rival, score=self.score.name)
+    def _best_rival(self, finals: pd.DataFrame) -> str | None:
+        means = {name: float(own[self.score.name].mean()) for name, own in groups(finals, "method")}
+        rivals = [name for name in means if not name.startswith(DEFAULT)]
+        return max(rivals, key=lambda name: self.score.sign * means[name], default=None)
+
+    def _duel(self, task: str, finals: pd.DataFrame, ours: str, rival: str) -> Duel:
+        values = matched(finals, ours, rival, score=self.score.name)
         better = self.score.higher_is_better
-        return Duel(task, self.score.label, (self.ours, rival), values, better, self.margin)
+        return Duel(task, self.score.label, (ours, rival), values, better, self.margin)
+
+    def _whitening(self, runs: pd.DataFrame) -> Table | None:
+        """With whitening, against the default and the best rival on each network: one family of tests."""
+        ours, duels = self.ours.replace(DEFAULT, WHITENED), []
+        for task in self.tasks:
+            finals = self._finals(where(runs, task=task))
+            best = self._best_rival(finals)
+            if best and len(where(finals, method=ours)):
+                duels += [self._duel(task, finals, ours, rival) for rival in (self.ours, best)]
+        if not duels:
+            return None
+        found = judged(duels)
+        rows = [
+            [
+                own.task,
+                str(estimate(own.values[0])),
+                f"{test}, {_bold(what)}",
+                f"{rival_test}, {_bold(rival_what)}",
+                rival.names[1],
+            ]
+            for (own, test, what), (rival, rival_test, rival_what) in zip(
+                found[::2], found[1::2], strict=True
+            )
+        ]
+        header = ["network", ours, f"less {self.ours}", "less the best rival", "which it is"]
+        caption = f"{ours}: {self.score.label}, mean ± 95 % interval; Holm over the table."
+        return Table(header, rows, caption)
 
     def _table(self, task: str, runs: pd.DataFrame) -> Table | None:
         finals = self._finals(runs)
         names = [name for name, _ in groups(finals, "method")]
         if self.ours not in names:
             return None
-        duels = judged([self._duel(task, finals, name) for name in names if name != self.ours])
+        rivals = [name for name in names if name != self.ours and not name.startswith(WHITENED)]
+        duels = judged([self._duel(task, finals, self.ours, name) for name in rivals])
         found = {duel.names[1]: (test, what) for duel, test, what in duels}
         rows = []
         for name in (name for name in self.entrants if name in names):
             own = where(finals, method=name)[self.score.name]
             chosen = best_trial(where(runs, stage="trial", method=name), self.score)
             test, what = found.get(name, ("–", "–"))
-            said = f"**{what}**" if what in ("ahead", "behind") else what
-            rows.append([name, str(estimate(own)), str(test), said, str(chosen), str(len(own))])
+            rows.append([name, str(estimate(own)), str(test), _bold(what), str(chosen), str(len(own))])
         header = [
             "method",
             self.score.label,
@@ -199,6 +229,10 @@ class Contest(Experiment):
         for panel in axes.flat[len(tasks) :]:
             panel.set_visible(False)
         return canvas
+
+
+def _bold(what: str) -> str:
+    return f"**{what}**" if what in ("ahead", "behind") else what
 
 
 def _draw(panel: Any, name: str, rates: list[float], scores: list[float]) -> None:
