@@ -54,7 +54,7 @@ class Step(Experiment):
     title = "The time of a training step"
     source = "784-1024-1024-10 on MNIST and a small convolutional network on Fashion-MNIST"
     repeats = 3
-    revision = 3  # since 2 the default has 32 directions and two sweeps; since 3 there is a row with whitening
+    revision = 3  # with a row for whitening; since 2, the default has 32 directions and two sweeps
 
     def __init__(self, device: str = "cpu", beside: Path | None = None) -> None:
         self.device, self.beside = device, beside
