@@ -25,7 +25,7 @@ OTHERS = ["export", "qpu-wide-layer", "qpu-faults", "qpu-limits", "vote-accuracy
     ("name", "expected"),
     [
         ("step", ["QP-SBGD, one batch alone", "products of QP-SBGD alone", "step-ratios.svg"]),
-        ("solvers", ["error feedback (default)", "dwave SA, 100 sweeps †", "accurate", "Gurobi"]),
+        ("solvers", ["two sweeps (default)", "dwave SA, 100 sweeps †", "accurate", "Gurobi"]),
         ("annealers", ["AnnealingSolver", "dwave SA, 100 sweeps", "units solved to the proven optimum"]),
         ("starts", ["descent, 1 read of 8 sweeps", "last step: ms", "the start itself"]),
         ("growth", ["rows B", "units m", "growth-growth.svg"]),

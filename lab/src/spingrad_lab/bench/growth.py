@@ -4,10 +4,11 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from spingrad import LayerRecord
 from spingrad._timing import threads
-from spingrad.optim.functional import move_, problem_of
+from spingrad.optim.functional import move_, pose, prepared
 from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench.timing import exponent, processor_seconds
@@ -18,6 +19,7 @@ from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 AXES = {"B": "rows B", "n": "inputs n", "m": "units m"}
 SIZES = (256, 512, 1024, 2048, 4096)
 BASE = {"B": 256, "n": 512, "m": 512}
+DEFAULTS: Any = {"momentum": 0.9, "rank": 32}  # of the optimizer
 
 
 class Growth(Experiment):
@@ -26,6 +28,7 @@ class Growth(Experiment):
     title = "Growth"
     source = "one layer, 256 to 4,096 rows, inputs and units"
     repeats = 3
+    revision = 2  # with momentum and 32 directions
 
     def plan(self, lab: Lab) -> None:
         sizes = SIZES[:3] if lab.quick else SIZES
@@ -36,11 +39,11 @@ class Growth(Experiment):
     def compute(self, job: Job) -> dict[str, Any]:
         rows, n, m = job["B"], job["n"], job["m"]
         with threads(1), seeded(job["repeat"]):
-            record = LayerRecord(DenseRows(torch.randn(rows, n)), torch.randn(rows, m))
-            weight = torch.randn(m, n)
+            x, grad = torch.randn(rows, n), torch.randn(rows, m)
+            weight, past, out = (torch.randn(m, n) for _ in range(3))
         with threads(1):
-            product = processor_seconds(lambda: record.grad.T @ record.rows.data)
-            solve = processor_seconds(lambda: _step(record, weight))
+            product = processor_seconds(lambda: grad.T @ x)
+            solve = processor_seconds(lambda: _step(x, grad, weight, past, out))
         return {"seconds": solve, "product": product}
 
     def show(self, runs: pd.DataFrame) -> Section:
@@ -54,9 +57,10 @@ class Growth(Experiment):
         return Section(list(_NOTES), [table], [Figure("growth", _CAPTION, _figure(step, bare))])
 
 
-def _step(record: LayerRecord, weight: torch.Tensor) -> None:
-    """What the optimizer does for one layer."""
-    problem = problem_of(record, "uniform", 1.0)
+def _step(x: Tensor, grad: Tensor, weight: Tensor, past: Tensor, out: Tensor) -> None:
+    """What the optimizer does for one layer that already has a running average."""
+    record = prepared(LayerRecord(DenseRows(x), grad))
+    problem = pose(record, **DEFAULTS, exp_avg=past, step=1, out=out)
     move_(weight, BlockDescentSolver().solve(problem).spins.T, problem.idle, 1e-3, 1.0)
 
 
