@@ -184,7 +184,7 @@ def test_a_copy_of_a_projected_network_stays_binary():
 
 def test_a_baseline_takes_over_weights_that_qp_sbgd_recorded():
     model = network()
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
     optimizer = SignSGD(binary_parameters(model), lr=0.01)
     before = spins_of(model[0].weight.detach())
     train(model, optimizer, steps=20)
@@ -204,7 +204,7 @@ def test_wrong_arguments_are_explained():
 @pytest.mark.parametrize("baseline", [SignSGD, Bop, ProxQuant])
 def test_a_baseline_that_follows_qpsbgd_takes_over_its_weights(baseline):
     model = BinaryLinear(4, 2)
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
     assert record_of(model.weight) is not None
     baseline([model.weight])
     assert record_of(model.weight) is None

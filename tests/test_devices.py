@@ -81,7 +81,7 @@ def test_inputs_in_bfloat16_cost_next_to_no_energy(num_sweeps):
     """Inputs and gradients rounded to bfloat16, the residual kept in single precision."""
     torch.manual_seed(0)
     model = nn.Sequential(BinaryLinear(256, 200), nn.Hardtanh(), BinaryLinear(200, 10))
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
     nn.functional.cross_entropy(model(torch.randn(100, 256)), torch.randint(10, (100,))).backward()
     (record,) = record_of(model[0].weight).layers()
     exact = posed(record)

@@ -54,6 +54,13 @@ def test_test_vectors_are_refused_where_nothing_would_use_them(packed_file, caps
     assert "use it with --to c, got --to onnx" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--scale=0.5", "--shift=1", "--spins", "--shape=1,28,28"])
+def test_options_of_a_torch_network_are_refused_for_a_packed_one(packed_file, option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", str(packed_file), "--to", "c", option])
+    assert f"{option.partition('=')[0]} needs --model" in capsys.readouterr().err
+
+
 def test_a_torch_checkpoint_needs_its_network(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_nets.py").write_text(

@@ -203,6 +203,58 @@ def test_what_cannot_be_packed_is_named_by_its_path(part, message):
         pack(nn.Sequential(BinaryLinear(4, 8), part, BinaryLinear(8, 2)))
 
 
+class InPlace(nn.Module):
+    """Reads tensors again which an operation has changed in place."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.act = way, nn.Hardtanh(inplace=True)
+        self.stem, self.body, self.head = BinaryLinear(16, 64), BinaryLinear(64, 64), BinaryLinear(64, 10)
+
+    def forward(self, x):
+        h = self.stem(x)
+        if self.way == "module":
+            return self.head(sign(self.body(self.act(h)) + h))
+        if self.way == "function":
+            F.relu(h, inplace=True)
+        elif self.way == "method":
+            h.add_(self.body(sign(h)))
+        elif self.way == "operator":
+            same = h
+            h += self.body(sign(h))
+            h = same
+        else:
+            flat = h.flatten(1)
+            F.relu(h, inplace=True)
+            h = flat
+        return self.head(h)
+
+
+@pytest.mark.parametrize("way", ["module", "function", "method", "operator"])
+def test_who_reads_a_tensor_after_an_in_place_operation_gets_the_result(way):
+    torch.manual_seed(0)
+    model, x = InPlace(way), torch.randint(256, (200, 16), dtype=torch.uint8)
+    classes = model(x.float() / 128).argmax(1)
+    examples = x.numpy()
+    packed = pack(model, scale=1 / 128, calibration=examples)
+    assert (packed.classes(examples) == classes.numpy()).mean() > 0.99  # other activations are rounded
+
+
+def test_an_in_place_operation_on_a_tensor_with_a_view_is_refused():
+    with pytest.raises(ValueError, match="in place that flatten in the network has in another shape"):
+        pack(InPlace("view"))
+
+
+def test_a_network_is_packed_without_what_is_around_it():
+    model = nn.Sequential(BinaryLinear(16, 64), Sign(), BinaryLinear(64, 10))
+    x = np.zeros((2, 16), np.uint8)
+    compiled = torch.compile(model, backend="eager")
+    for wrapped in (torch.optim.swa_utils.AveragedModel(model), nn.DataParallel(model), compiled):
+        assert (pack(wrapped).classes(x) == pack(model).classes(x)).all()
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got OrderedDict"):
+        pack(model.state_dict())
+
+
 def test_packing_leaves_the_network_as_it_was():
     model = made(Normed).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -89,3 +89,11 @@ def test_gradients_pass_and_the_step_learns():
         losses.append(float(loss.detach()))
     assert not list(model[1].parameters())
     assert losses[-1] < 0.8 * min(losses[:3])
+
+
+def test_a_gain_from_nowhere_is_measured_after_a_reset():
+    with torch.device("meta"):
+        gain = Gain(2.0)
+    gain = gain.to_empty(device="cpu")
+    gain.reset_parameters()
+    assert rms(gain(torch.rand(8, 3))) == pytest.approx(2)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters, record_of
 from spingrad.baselines import SignSGD
 from spingrad.solvers import BlockDescentSolver, DimodSolver, Solution, Solver
 from spingrad.testing import check_solver, random_problem
@@ -205,6 +206,17 @@ def _():
     loss_of(model).backward()
     optimizer.step()
     assert moved(model, before) == [False, True]
+    model, before = small(), weights(small())
+    model[0].weight.requires_grad_(False)
+    optimizer = QPSBGD(binary_parameters(model))  # frozen before the optimizer was made
+    loss_of(model).backward()
+    optimizer.step()
+    assert moved(model, before) == [False, True]
+    copy.deepcopy((model, optimizer))
+    model[0].weight.requires_grad_(True)
+    loss_of(model).backward()
+    optimizer.step()
+    assert moved(model, before) == [True, True]
 
 
 @habit("a layer that the forward pass did not use")
@@ -224,6 +236,26 @@ def _():
     loss_of(model.eval()).backward()
     with pytest.raises(RuntimeError, match=r"model\.train\(\)"):
         optimizer.step()
+    model.zero_grad()
+    loss_of(model.train()).backward()
+    optimizer.step()
+
+
+@habit("some layers in `eval()`, others in training")
+def _():
+    model, optimizer = ready()
+    before = weights(model)
+    model[0].eval()
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match=r"layer '0': a backward pass .* evaluation mode"):
+        optimizer.step()
+    assert moved(model, before) == [False, False]
+    torch.autograd.grad(loss_of(model), model[2].weight)
+    model.zero_grad()
+    torch.autograd.grad(model[0](data()[0].requires_grad_()).sum(), model[0].weight, allow_unused=True)
+    model[2](torch.randn(8, 24)).square().mean().backward()
+    optimizer.step()  # gradients that were not accumulated leave nothing
+    assert moved(model, before) == [False, True]
 
 
 @habit("`QPSBGD(model.parameters())` with real-valued parameters among them")
@@ -259,10 +291,79 @@ def _():
     assert all(moved(model, before))
 
 
+@habit("another optimizer once QPSBGD is gone")
+def _():
+    model, optimizer = ready()
+    before = train(model, optimizer, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    train(model, optimizer, 1)
+    assert all(moved(model, before))
+    model, kept = ready()  # which lives on, and whose step nobody calls
+    with pytest.warns(UserWarning, match=r"stop_recording\(weight\)"):
+        train(model, torch.optim.Adam(model.parameters(), lr=1e-2), 102)
+    del kept
+
+
 @habit("`weight_decay=…`")
 def _():
     with pytest.raises(TypeError, match="weight_decay"):
         ready(weight_decay=1e-4)
+    (_, first), (_, second) = binary_parameters(small())
+    with pytest.raises(ValueError, match=r"weight_decay is not a setting of QPSBGD"):
+        QPSBGD([{"params": [first], "weight_decay": 1e-4}, {"params": [second]}])
+    QPSBGD([{"params": [first], "weight_decay": 0.0}])
+
+
+@habit("a penalty on latent weights, or a weight tied to a real layer")
+def _():
+    model, optimizer = ready()
+    for backward in (1, 2):  # gradients are accumulated in another way then
+        optimizer.zero_grad()
+        for _ in range(backward):
+            loss_of(model).backward(retain_graph=True)
+        (loss_of(model) + model[0].weight.square().sum()).backward()
+        with pytest.raises(RuntimeError, match=r"layer '0': weight\.grad holds more"):
+            optimizer.step()
+    model.zero_grad()
+    train(model, optimizer)
+    tied = nn.Sequential(nn.Embedding(20, 16), BinaryLinear(16, 20))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match="'0', Embedding: it shares its weight"):
+        binary_parameters(tied)
+
+
+@habit("a change of `weight.grad`: a mask, noise, a gradient of your own")
+def _():
+    model, optimizer = ready()
+    weight = model[0].weight
+    loss_of(model).backward()
+
+    def masked():
+        weight.grad.mul_(torch.ones(24, 1))
+
+    for change in (weight.grad.neg_, masked, lambda: weight.grad.add_(0.1)):
+        with pytest.raises(RuntimeError, match=r"on weight\.grad .* no effect"):
+            change()
+    weight.grad = torch.randn_like(weight)
+    with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
+        optimizer.step()
+    expected = train(*ready())
+    model, optimizer = ready()
+    for seed in range(4):
+        loss_of(model).backward()
+        for _, weight in binary_parameters(model):
+            weight.grad.data.zero_()  # as in old scripts
+        loss_of(model, data(seed=seed)).backward()
+        optimizer.step()
+    assert equal(weights(model), expected)
+
+
+@habit("`torch.nn.utils.prune`, `weight_norm` and other parametrizations")
+def _():
+    model = small()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"layer '0': its weight is computed"):
+        binary_parameters(model)
 
 
 @habit("step hooks and forward or backward hooks")
@@ -691,6 +792,29 @@ def _():
     assert moved(model, before) == [True]
 
 
+@habit("one convolution's weight with two strides or dilations")
+def _():
+    torch.manual_seed(0)
+    layers = [
+        BinaryConv2d(3, 4, 3, padding=1),
+        BinaryConv2d(3, 4, 3, padding=2, dilation=2),
+        BinaryConv2d(3, 4, 3, stride=2),
+    ]
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    model, x = nn.ModuleList(layers), torch.randn(2, 3, 8, 8)
+
+    def loss():
+        return sum(layer(x).square().sum() for layer in layers)
+
+    (expected,) = torch.autograd.grad(loss(), layers[0].weight)
+    optimizer = QPSBGD(binary_parameters(model))
+    loss().backward()
+    (record,) = record_of(layers[0].weight).layers()
+    torch.testing.assert_close(record.rows.pull_back(record.grad).view_as(expected), expected)
+    optimizer.step()
+
+
 @habit("`channels_last`")
 def _():
     taken = []
@@ -728,6 +852,13 @@ def _():
         loss_of(compiled, data(seed=seed)).backward()
         optimizer.step()
     assert equal(weights(model), expected)
+
+
+@habit("a compiled training step: `torch.compile(optimizer.step)`")
+def _():
+    expected = train(*ready())
+    model, optimizer = ready()
+    assert equal(train(model, optimizer, step=torch.compile(optimizer.step, backend="eager")), expected)
 
 
 @habit("`torch.export.export(model, …)`")
@@ -841,6 +972,20 @@ def _():
     for wrong in (SimulatedAnnealingSampler, "annealing", object()):
         with pytest.raises(TypeError, match="dimod sampler"):
             ready(solver=wrong)
+
+
+@habit("a solver of your own that returns something else than spins")
+def _():
+    class Zeros(Solver):
+        def solve(self, problem, *, seed=0):
+            return Solution(problem, torch.zeros_like(problem.H))
+
+    model, optimizer = ready(solver=Zeros())
+    before = weights(model)
+    loss_of(model).backward()
+    with pytest.raises(ValueError, match=r"Zeros returned spins .* every entry -1 or \+1"):
+        optimizer.step()
+    assert moved(model, before) == [False, False]
 
 
 @habit("every sample of an annealer, its timing and chain breaks: `solution.info`")

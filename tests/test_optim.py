@@ -382,7 +382,7 @@ def test_twenty_steps_after_a_checkpoint_in_a_new_process_are_the_same_bit_for_b
     ("spoil", "error", "message"),
     [
         (lambda m: None, RuntimeError, "layer '0': no backward pass has left a record"),
-        (lambda m: backward(m.eval()), RuntimeError, "training mode"),
+        (lambda m: backward(m.eval()), RuntimeError, "evaluation mode"),
         (lambda m: backward(m, rows=0), RuntimeError, "layer '0': the record has no rows"),
         (lambda m: (m(batch()[0]).sum() * torch.nan).backward(), FloatingPointError, "layer '0'.*not finite"),
     ],

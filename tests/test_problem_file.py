@@ -39,7 +39,7 @@ def test_a_file_holds_the_same_problem_and_where_it_came_from(dtype, tmp_path):
 
 def test_the_patches_of_a_convolution_are_saved_as_a_matrix(tmp_path):
     layer = BinaryConv2d(2, 3, 3)
-    QPSBGD(binary_parameters(layer))
+    _optimizer = QPSBGD(binary_parameters(layer))
     layer(torch.rand(2, 2, 5, 5)).square().sum().backward()
     problem = problem_of(record_of(layer.weight).layers()[0])
     problem.save(tmp_path / "conv.safetensors")

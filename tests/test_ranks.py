@@ -291,7 +291,7 @@ def with_ddp(rank, wrap, optimizer_first, reduction):
 def with_ddp_and_plain_qpsbgd(rank):
     model = Mixed(seed=rank)
     DistributedDataParallel(model)
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
 
 
 def sharded(rank):

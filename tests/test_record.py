@@ -240,7 +240,7 @@ def test_functional_calls_with_copies_have_ordinary_gradients(recording):
     model(x).square().mean().backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     if recording:
-        QPSBGD(binary_parameters(model))
+        _optimizer = QPSBGD(binary_parameters(model))
     found = torch.func.grad(partial(loss_of, model))(copies(model), x)
     torch.testing.assert_close(found, expected)
     each = torch.func.vmap(torch.func.grad(partial(loss_of, model)), (None, 0))(copies(model), x[:, None])
@@ -252,7 +252,7 @@ def test_functional_calls_with_copies_have_ordinary_gradients(recording):
 def test_gradients_by_the_input_in_a_transform_leave_no_record():
     model, x = network(), torch.randn(5, 16)
     expected = torch.func.vmap(torch.func.grad(lambda own: model(own[None]).sum()))(x)
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
     found = torch.func.vmap(torch.func.grad(lambda own: model(own[None]).sum()))(x)
     torch.testing.assert_close(found, expected)
     _, along = torch.func.jvp(model, (x,), (torch.ones_like(x),))
@@ -262,7 +262,7 @@ def test_gradients_by_the_input_in_a_transform_leave_no_record():
 
 def test_a_model_that_is_mapped_over_a_batch_records_as_one_that_is_given_the_batch():
     model, x = network(), torch.randn(3, 5, 16)
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
 
     def records(out):
         out.square().mean().backward()
@@ -287,7 +287,7 @@ def test_a_second_derivative_through_a_record_is_an_error_that_names_what_works(
     SignSGD(binary_parameters(model))
     penalty(model, x).backward()
     assert all(weight.grad.any() for _, weight in binary_parameters(model))
-    QPSBGD(binary_parameters(model))
+    _optimizer = QPSBGD(binary_parameters(model))
     with pytest.raises(RuntimeError, match=r"SignSGD.*finite differences.*functional_call"):
         penalty(model, x).backward()
     with pytest.raises(RuntimeError, match="hold first derivatives only"):

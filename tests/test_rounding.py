@@ -24,6 +24,13 @@ def error(model, real, x):
     return float((model(x) - real(x)).square().mean() / real(x).square().mean())
 
 
+def test_any_dimod_sampler_rounds():
+    model, x = network("linear")
+    samplers = pytest.importorskip("dwave.samplers")
+    rounded, _ = round_model(model, x[:50], solver=samplers.SteepestDescentSolver())
+    assert all((weight.sign().abs() == 1).all() for _, weight in binary_parameters(rounded))
+
+
 @pytest.mark.parametrize("kind", ["linear", "convolutional"])
 def test_outputs_are_nearer_to_the_real_ones_than_with_scaled_signs(kind):
     model, x = network(kind)

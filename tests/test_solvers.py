@@ -403,3 +403,29 @@ def test_wrong_starts_are_explained():
         ExactSolver().solve(problem, initial=0 * start)
     with pytest.raises(ValueError, match="RandomSampler takes no start"):
         DimodSolver(RandomSampler()).solve(problem, initial=start)
+
+
+def test_a_sampler_may_answer_in_bits():
+    class Bits:
+        parameters = MappingProxyType({})
+
+        def sample(self, bqm, **_):
+            return dimod.ExactSolver().sample(bqm.change_vartype("BINARY", inplace=False))
+
+    problem = random_problem(r=20, n=6, m=3, seed=0)
+    assert torch.equal(DimodSolver(Bits()).solve(problem).spins, ExactSolver().solve(problem).spins)
+
+
+def test_problems_that_are_not_finite_or_not_of_floats_are_refused():
+    Z, V = torch.randn(30, 24), torch.randn(30, 2)
+    with pytest.raises(TypeError, match=r"Z is a tensor of float32 or float64, got torch\.int64"):
+        BinaryQuadratic.least_squares(Z.long(), V)
+    with pytest.raises(TypeError, match="V is a tensor of float32 or float64, got ndarray"):
+        BinaryQuadratic.least_squares(Z, V.numpy())
+    problem = BinaryQuadratic.least_squares(Z, V)
+    V[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="V has entries that are not finite"):
+        BinaryQuadratic.least_squares(Z, V)
+    problem.H[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="expected a problem of finite numbers"):
+        ExactSolver().solve(problem)

@@ -77,7 +77,7 @@ def test_a_movement_is_the_binary_map_that_the_optimizer_solved_for(scale):
 
 def test_gradients_are_those_of_a_network_that_does_not_record():
     (plain, loss), (recorded, _) = network_and_batch(True), network_and_batch(True)
-    QPSBGD(binary_parameters(recorded))
+    _optimizer = QPSBGD(binary_parameters(recorded))
     loss(plain).backward()
     for found, weight in zip(direction.gradients(recorded, loss), plain.parameters(), strict=True):
         torch.testing.assert_close(found, weight.grad)

@@ -166,12 +166,12 @@ def _add_export(commands: Any) -> None:
         "--batch", type=whole(), default=256, metavar="N", help="batch size of the report; %(default)s"
     )
     export.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the network of a torch checkpoint")
-    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="of one example, if it is an image")
-    export.add_argument("--spins", action="store_true", help="inputs are -1 and +1, not pixels")
+    export.add_argument("--shape", type=_shape, metavar="C,H,W", help="with --model: of one example")
+    export.add_argument("--spins", action="store_true", help="with --model: inputs are -1 and +1")
     export.add_argument(
-        "--scale", type=number(positive=True), default=1 / 255, help="factor on pixels in training; 1/255"
+        "--scale", type=number(positive=True), help="with --model: factor on pixels in training; 1/255"
     )
-    export.add_argument("--shift", type=number(), default=0.0, help="added to scale * pixel; %(default)s")
+    export.add_argument("--shift", type=number(), help="with --model: added to scale * pixel; 0")
     export.set_defaults(command=_export)
 
 

@@ -74,6 +74,12 @@ class BinaryQuadratic:
     @classmethod
     def least_squares(cls, Z: Tensor, V: Tensor) -> "BinaryQuadratic":
         """The paper's problem ``‖V - Z G‖²``: ``Z`` has shape ``(r, n)``, ``V`` shape ``(r, m)``."""
+        for name, own in (("Z", Z), ("V", V)):
+            if not isinstance(own, Tensor) or own.dtype not in (torch.float32, torch.float64):
+                kind = own.dtype if isinstance(own, Tensor) else type(own).__name__
+                raise TypeError(f"{name} is a tensor of float32 or float64, got {kind}")
+            if not bool(own.isfinite().all()):
+                raise ValueError(f"{name} has entries that are not finite")
         if Z.ndim != 2 or V.ndim != 2 or len(Z) != len(V):
             raise ValueError(
                 "Z and V are matrices with equally many rows, "

@@ -35,6 +35,9 @@ class LayerRecord:
     def joined(parts: Sequence[tuple[Rows, Tensor]]) -> "LayerRecord":
         """Several passes as one, in single precision at least."""
         rows, grads = zip(*parts, strict=True)
+        if any(not own.joins(rows[0]) for own in rows):  # such as one weight with two strides
+            parts = [(own.rows, own.grad) for own in (LayerRecord(*part).dense() for part in parts)]
+            rows, grads = zip(*parts, strict=True)
         dtype = torch.promote_types(torch.promote_types(rows[0].dtype, grads[0].dtype), torch.float32)
         return LayerRecord(*rows[0].join([own.to(dtype) for own in rows], [grad.to(dtype) for grad in grads]))
 

@@ -1,8 +1,9 @@
 """Recording: how a backward pass leaves a record on a weight, if torch accumulates a gradient into it."""
 
 import itertools
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from spingrad.rows import peak_of, to_rows
 
 __all__ = ["Record", "record_of", "start_recording", "stop_recording"]
 
-NOBODY = -1
+UNUSED = 100  # passes in a row that were cleared without a step, before a warning
 _keys = itertools.count()
 _records: weakref.WeakValueDictionary[int, "Record"] = weakref.WeakValueDictionary()
 
@@ -54,30 +55,41 @@ class Record:
     def __init__(self, weight: Tensor, keep_grad: bool = False) -> None:
         self.keep_grad = keep_grad
         self.key = next(_keys)
+        self.in_evaluation = False
+        """Whether a gradient has come to the weight from a layer in evaluation mode, which leaves no rows."""
         _records[self.key] = self
         self._weight = weakref.ref(weight)
         self._passes: list[Pass] = []
-        self._pending: dict[int, list[Pass]] = {}  # by the backward pass that is under way
+        self._pending: dict[int, list[Pass | None]] = {}  # by the backward pass that is under way
         self._zeros: _Mark | None = None
-        self._hook = weight.register_post_accumulate_grad_hook(self._commit)
+        self._others: list[Tensor] = []  # for each pass in doubt: whether there was another gradient
+        self._unused = 0
+        self._hook = _hooked(weight, self._commit)
 
-    def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...]) -> None:
-        """Keep a pass until torch accumulates into the weight; forget it if torch never does."""
+    def note(self, own: Pass | None) -> None:
+        """Keep a pass until torch accumulates into the weight; forget it if torch never does.
+
+        Args:
+            own: The pass; ``None`` in evaluation mode.
+        """
         if self._cleared():
-            self._passes.clear()
+            self.clear()
         task = torch._C._current_graph_task_id()
         if task not in self._pending:
             self._pending[task] = []
             torch.autograd.Variable._execution_engine.queue_callback(
                 partial(_forget, weakref.ref(self), task)
             )
-        self._pending[task].append(Pass(x, x._version, grad, geometry))
+        self._pending[task].append(own)
 
     def _commit(self, weight: Tensor) -> None:
         passes = self._pending.pop(torch._C._current_graph_task_id(), [])
         if passes:
-            self._passes += passes
+            self._passes += [own for own in passes if own is not None]
+            self.in_evaluation |= None in passes
             if not isinstance(weight.grad, _Mark):
+                if not self.keep_grad and weight.grad is not None and not _has_no_entries(weight.grad):
+                    self._others.append(_is_anything(weight.grad))
                 weight.grad = self._marked(weight)
 
     def _marked(self, weight: Tensor) -> "_Mark":
@@ -85,16 +97,41 @@ class Record:
         if self.keep_grad:
             assert weight.grad is not None
             return _Mark.of(weight.grad, self)
-        if self._zeros is None or self._zeros._version != 0:
+        kept = self._zeros
+        if kept is None or kept._version != 0 or (kept.dtype, kept.device) != (weight.dtype, weight.device):
             self._zeros = _Mark.of(_untouched_zeros(weight), self)
+        assert self._zeros is not None
         return self._zeros
+
+    def has_other_gradient(self) -> bool:
+        """Whether torch or somebody else has put more into ``weight.grad`` than the mark of this record."""
+        weight = self._weight()
+        if self.keep_grad or not self._passes or weight is None or weight.grad is None:
+            return False
+        grad, others = weight.grad, self._others
+        if not isinstance(grad, _Mark) or grad._version != 0:  # clipping writes to it too, without a change
+            others = [*others, _is_anything(grad)]
+        return any(bool(other) for other in others)
 
     def _cleared(self) -> bool:
         weight = self._weight()
         return weight is None or weight.grad is None
 
     def clear(self) -> None:
+        """Forget all passes, and warn if nobody has used any for a long time."""
+        self._unused += bool(self._passes)
+        if self._passes and self._unused == UNUSED:
+            warnings.warn(
+                f"{UNUSED} times in a row, what a binary layer recorded for QPSBGD was cleared without a "
+                "step. Should another optimizer train its weight now, call spingrad.stop_recording(weight) "
+                "for each weight of binary_parameters(model): then it gets ordinary gradients",
+                stacklevel=2,
+            )
+        self._drop()
+
+    def _drop(self) -> None:
         self._passes.clear()
+        self._others, self.in_evaluation = [], False
 
     def unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
         """What ``GradScaler`` does to a gradient: multiply by ``inv_scale``, and note what is not finite."""
@@ -106,7 +143,8 @@ class Record:
 
     def consume(self) -> None:
         """Forget what a step has used; the mark goes too."""
-        self.clear()
+        self._unused = 0
+        self._drop()
         weight = self._weight()
         if weight is not None and not self.keep_grad:
             weight.grad = None
@@ -119,7 +157,7 @@ class Record:
     def layers(self) -> list[LayerRecord]:
         """One :class:`LayerRecord` per group of channels (one in all but grouped layers)."""
         if self._cleared():
-            self._passes.clear()
+            self.clear()
         for x, version, _, _ in self._passes:
             if x._version != version:
                 raise RuntimeError(
@@ -132,6 +170,26 @@ class Record:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_record, ()  # a weight that is loaded or sent elsewhere records for nobody
+
+
+def _hooked(weight: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """A hook after each accumulation, also on a weight that is frozen for now."""
+    trains = weight.requires_grad
+    if not trains:
+        weight.requires_grad_(True)
+    handle = weight.register_post_accumulate_grad_hook(hook)
+    if not trains:
+        weight.requires_grad_(False)
+    return handle
+
+
+def _has_no_entries(grad: Tensor) -> bool:
+    return grad.is_sparse and grad._nnz() == 0
+
+
+def _is_anything(grad: Tensor) -> Tensor:
+    """Whether an entry is not zero; NaN, which clipping makes of zeros, does not count."""
+    return (grad.detach().to_dense().abs() > 0).any()
 
 
 def _wide(grad: Tensor) -> torch.dtype:
@@ -151,6 +209,7 @@ class _Mark(Tensor):
     """``weight.grad`` of a weight with a record: what is done to it is done to the record.
 
     Setting it to zero in place clears the record, and a ``GradScaler`` that unscales it unscales the record.
+    Other changes would have no effect on the step, and raise an error.
     """
 
     record: "weakref.ref[Record]"
@@ -165,6 +224,14 @@ class _Mark(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func == _DATA:  # p.grad.data.zero_() is p.grad.zero_()
+            return args[0]
+        if args and isinstance(args[0], _Mark) and _edits(func, args):
+            raise RuntimeError(
+                f"{func.__name__} on weight.grad of a binary weight that trains by records: the step reads "
+                "the record and not weight.grad, so this would have no effect. What works: a hook on the "
+                "layer's output, or an optimizer that uses gradients, such as SignSGD of spingrad.baselines"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         if func is torch._amp_foreach_non_finite_check_and_unscale_:
@@ -178,6 +245,20 @@ class _Mark(Tensor):
         if (record := self.record()) is not None:
             record.clear()
         return super().zero_()
+
+
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_EDITS = {"__setitem__", "__iadd__", "__isub__", "add_", "sub_", "neg_", "sign_", "copy_", "fill_", "normal_"}
+_EDITS |= {"uniform_", "masked_fill_", "index_fill_", "addcmul_", "addcdiv_", "lerp_", "where_"}
+_FACTORS = {"mul_", "div_", "__imul__", "__itruediv__"}
+
+
+def _edits(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function changes more of a gradient than its size, as clipping does."""
+    name = getattr(func, "__name__", "")
+    if name in _FACTORS:
+        return len(args) > 1 and isinstance(args[1], Tensor) and args[1].numel() > 1
+    return name in _EDITS
 
 
 def _untouched_zeros(weight: Tensor) -> Tensor:
@@ -201,13 +282,13 @@ class _Note(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.key == NOBODY:
-            return grad, None, None, None, None
         (x,) = ctx.saved_tensors
         if torch.compiler.is_compiling():
+            if ctx.key < 0:
+                return grad, None, None, None, None
             nothing = _take_op(x, grad, ctx.key, ctx.geometry, ctx.shape, ctx.dtype)
             return grad, None, nothing, None, None
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled() and ctx.key >= 0:  # create_graph=True
             grad = _differentiated_once(grad, ctx.key)
         if in_transform():  # which accumulates nothing
             return grad, None, None, None, None
@@ -279,8 +360,10 @@ def in_transform() -> bool:
 
 
 def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
-    if (record := _records.get(key)) is not None:
-        record.note(x.detach(), grad.detach(), tuple(geometry))
+    """Note a pass; a negative key, ``~key``, is that of a layer in evaluation mode."""
+    if (record := _records.get(max(key, ~key))) is not None:
+        own = Pass(x.detach(), x._version, grad.detach(), tuple(geometry))
+        record.note(None if key < 0 else own)
 
 
 def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -312,12 +395,12 @@ def noted(out: Tensor, x: Tensor, weight: Tensor, geometry: tuple[int, ...], tra
     """A layer's output, which leaves ``(x, grad)`` on the weight in the backward pass if the weight records.
 
     Recording happens in the graph and not in module hooks, which trainers and wrappers lose. A layer that is
-    not in training mode leaves nothing; its output depends on the weight all the same.
+    not in training mode leaves no rows, and a step after that is an error.
     """
     record = record_of(weight)
     if record is None or not torch.is_grad_enabled():
         return out
-    key = record.key if training else NOBODY
+    key = record.key if training else ~record.key
     note = _NoteInTransform if in_transform() else _Note
     product: Tensor = note.apply(out, x, weight, key, geometry)  # type: ignore[no-untyped-call]
     return product
@@ -359,6 +442,14 @@ def stop_recording(weight: Tensor) -> None:
     for mark in ("record", "relaxed"):
         if hasattr(weight, mark):
             delattr(weight, mark)
+
+
+def end(records: Sequence["weakref.ref[Record]"]) -> None:
+    """Stop recording on all weights that still have one of these records."""
+    for record in (own() for own in records):
+        weight = None if record is None else record._weight()
+        if weight is not None and record_of(weight) is record:
+            stop_recording(weight)
 
 
 def has_gradient_of_its_own(weight: Tensor) -> bool:

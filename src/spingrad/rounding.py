@@ -9,7 +9,7 @@ real network gives, so that each layer also corrects errors of those before it.
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ from spingrad.problem import BinaryQuadratic
 from spingrad.rows import DenseRows, Rows, to_rows
 from spingrad.solvers.base import Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
+from spingrad.solvers.dimod import to_solver
+
+if TYPE_CHECKING:
+    from dimod.core.sampler import Sampler
 
 ROUNDS = 3  # of spins for the scales, then scales for the spins
 DAMPING = 0.01  # of the mean coupling of a spin with itself: inputs that never vary have no minimum
@@ -80,7 +84,7 @@ def round_model(
     calibration: Tensor,
     *,
     keep: Keep | Iterable[Keep] = (),
-    solver: Solver | None = None,
+    solver: "Solver | Sampler | None" = None,
     seed: int = 0,
 ) -> tuple[nn.Module, list[RoundedLayer]]:
     """A copy of a trained model whose linear layers and convolutions have weights of -1 and +1.
@@ -93,8 +97,8 @@ def round_model(
         model: The trained model.
         calibration: A batch of inputs, some hundreds of examples of the training set.
         keep: Layers that stay real, as in :func:`~spingrad.convert`.
-        solver: Solves the problems, from the spins of :func:`babai` where it keeps starts. By default 50
-            sweeps of :class:`~spingrad.solvers.BlockDescentSolver`.
+        solver: Solves the problems, from the spins of :func:`babai` where it keeps starts: a solver, or any
+            dimod sampler. By default 50 sweeps of :class:`~spingrad.solvers.BlockDescentSolver`.
         seed: For the solver.
 
     Returns:
@@ -113,7 +117,7 @@ def round_model(
         >>> layers[0].bound() <= layers[0].error < 1
         True
     """
-    solver = BlockDescentSolver(num_sweeps=50) if solver is None else solver
+    solver = BlockDescentSolver(num_sweeps=50) if solver is None else to_solver(solver)
     real = copy.deepcopy(model).eval()
     rounded = convert(copy.deepcopy(real), keep=keep, scale="mean")
     names = [name for name, layer in rounded.named_modules() if isinstance(layer, BinaryLayer)]

@@ -108,6 +108,10 @@ class Rows(ABC):
     @abstractmethod
     def dense(self) -> Tensor: ...  # (r, n)
 
+    def joins(self, other: "Rows") -> bool:
+        """Whether :meth:`join` takes both: they are rows of one kind."""
+        return type(self) is type(other)
+
     @staticmethod
     @abstractmethod
     def join(rows: Sequence[Any], grads: Sequence[Tensor]) -> tuple["Rows", Tensor]:
@@ -340,6 +344,10 @@ class Patches(Rows):
 
     def dense(self) -> Tensor:
         return torch.cat([*self.blocks(self.shape[1])], 1)
+
+    def joins(self, other: Rows) -> bool:
+        own = (self.kernel_size, self._geometry)
+        return isinstance(other, Patches) and own == (other.kernel_size, other._geometry)
 
     @staticmethod
     def join(rows: Sequence["Patches"], grads: Sequence[Tensor]) -> tuple["Patches", Tensor]:

@@ -66,8 +66,15 @@ def _c(model: PackedModel, out: Path, args: argparse.Namespace) -> list[str]:
 
 def read(args: argparse.Namespace) -> PackedModel:
     """A packed file, or a torch checkpoint whose network ``--model`` builds."""
+    inputs = {"scale": args.scale, "shift": args.shift}
+    given = [f"--{name}" for name, value in inputs.items() if value is not None]
     if args.model is None:
+        given += ["--spins"] * args.spins + ["--shape"] * (args.shape is not None)
+        if given:
+            raise UsageError(f"{given[0]} needs --model: a packed file knows its inputs already")
         return PackedModel.load(args.checkpoint)
+    if args.spins and given:
+        raise UsageError(f"{given[0]} is for pixels, and --spins says that inputs are -1 and +1")
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -83,7 +90,7 @@ def read(args: argparse.Namespace) -> PackedModel:
         ) from None
     if args.spins:
         return pack(network, args.shape, kind="spins")
-    return pack(network, args.shape, scale=args.scale, shift=args.shift)
+    return pack(network, args.shape, **{name: own for name, own in inputs.items() if own is not None})
 
 
 def _network(model: str) -> nn.Module:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.optim.swa_utils import AveragedModel
 
 from spingrad.export.layers import LAYERS, Layer, layer_of, window_of
 from spingrad.export.packed import PackedModel
@@ -97,12 +98,22 @@ def pack(
     scales, shifts = np.asarray(scale, np.float64), np.asarray(shift, np.float64)
     if not ((scales > 0).all() and np.isfinite(scales).all() and np.isfinite(shifts).all()):
         raise ValueError(f"scale must be positive and shift finite, got {scale} and {shift}")
-    graph = traced(copy.deepcopy(model).cpu().eval())
+    graph = traced(copy.deepcopy(_unwrapped(model)).cpu().eval())
     with torch.no_grad():
         folding = _Folding(graph, kind, _shape(graph, shape), scales, shifts)
         if calibration is not None:
             folding.calibrate(np.asarray(calibration))
         return folding.run()
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The network itself, without what an average, DataParallel or ``torch.compile`` puts around it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    wrappers = AveragedModel, nn.DataParallel, nn.parallel.DistributedDataParallel
+    while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
+        model = model.get_submodule("module" if isinstance(model, wrappers) else "_orig_mod")
+    return model
 
 
 def _shape(graph: fx.GraphModule, shape: Shape | None) -> Shape:

@@ -107,7 +107,9 @@ class Runtime:
         x, (kind, shape, _) = np.asarray(x), self.flows[0]
         without_ones = tuple(size for size in shape if size > 1)  # a signal is an image of height one
         if x.shape[1:] not in (shape, without_ones, (shape[0], *shape[2:]), (int(np.prod(shape)),)):
-            raise ValueError(f"examples must have the shape {shape}, got an array of shape {x.shape}")
+            raise ValueError(
+                f"expected a batch of examples, each of the shape {shape}, got an array of shape {x.shape}"
+            )
         expected = {"pixels": "uint8", "int8": "int8"}.get(kind)
         if expected and x.dtype != expected:
             raise ValueError(f"this network takes {expected}, got {x.dtype}")

@@ -1,5 +1,6 @@
 """Reads a torch network as a graph of modules and functions, by ``torch.fx``."""
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,18 @@ from spingrad.nn.sign import Sign, sign
 LEAVES = BinaryLayer, Bits, Gain, Sign
 
 
+class _Proxy(fx.Proxy):
+    """Stands for a tensor, whose ``+=`` changes it in place."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Looks into modules of the user; those of torch and of spingrad stay whole."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(sign,))
@@ -46,7 +57,55 @@ def traced(model: nn.Module) -> fx.GraphModule:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         raise ValueError(f"{type(model).__name__}: expected a forward with one input, got {len(inputs)}")
-    return fx.GraphModule(root, graph)
+    found = fx.GraphModule(root, graph)
+    _follow_changes(found)
+    return found
+
+
+def _follow_changes(graph: fx.GraphModule) -> None:
+    """Whoever reads a tensor after an in-place operation gets the result: the graph has no memory."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    for node in [node for node in graph.graph.nodes if _is_in_place(node, graph)]:
+        changed = node.args[0]
+        for other in _same_memory(changed, graph) - {changed, node}:
+            if any(order[user] > order[node] for user in other.users):
+                raise ValueError(
+                    f"{place_of(node)}: it changes a tensor in place that {place_of(other)} has in another "
+                    "shape, and that is read again; use the operation that is not in place"
+                )
+        changed.replace_all_uses_with(node, lambda user, node=node: order[user] > order[node])
+
+
+def _is_in_place(node: fx.Node, graph: fx.GraphModule) -> bool:
+    if not (node.args and isinstance(node.args[0], fx.Node)):
+        return False
+    if node.op == "call_module":
+        return bool(getattr(graph.get_submodule(str(node.target)), "inplace", False))
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    names = list(inspect.signature(node.target).parameters) if node.target in _WITH_INPLACE else []
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return node.target is operator.iadd or bool(given.get("inplace", False))
+
+
+def _same_memory(node: fx.Node, graph: fx.GraphModule) -> set[fx.Node]:
+    """The nodes whose results are views of the result of this one, or the other way round."""
+    while _is_view(node, graph):
+        node = node.args[0]  # type: ignore[assignment]
+    found, rest = {node}, [node]
+    while rest:
+        views = [user for user in rest.pop().users if _is_view(user, graph)]
+        found |= set(views)
+        rest += views
+    return found
+
+
+def _is_view(node: fx.Node, graph: fx.GraphModule) -> bool:
+    if not (node.args and isinstance(node.args[0], fx.Node)):
+        return False
+    if node.op == "call_module":
+        return isinstance(graph.get_submodule(str(node.target)), _VIEWS)
+    return node.target in (torch.flatten, "flatten", "view", "reshape", "unsqueeze", torch.unsqueeze)
 
 
 def place_of(node: fx.Node) -> str:
@@ -149,6 +208,8 @@ _FUNCTIONS: dict[Any, Callable[..., nn.Module | None]] = {
     "unsqueeze": lambda dim: nn.Unflatten(1, (1, -1)) if dim == 1 else None,
     torch.unsqueeze: lambda dim: nn.Unflatten(1, (1, -1)) if dim == 1 else None,
 }
+_WITH_INPLACE = F.relu, F.relu6, F.hardtanh, F.dropout
+_VIEWS = nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d
 ADDITIONS = operator.add, operator.iadd, torch.add, "add", "add_"
 JOINS = torch.cat, torch.concat, torch.concatenate
 PADS = (F.pad,)

@@ -45,6 +45,11 @@ class Gain(nn.Module):
         self.register_buffer("factor", torch.tensor(torch.nan))
         self._known = False  # asking the buffer every time would wait for a GPU
 
+    def reset_parameters(self) -> None:
+        """Measure the factor anew on the next training batch, as after ``to_empty``."""
+        self.factor.fill_(torch.nan)
+        self._known = False
+
     def forward(self, x: Tensor) -> Tensor:
         if not self._known:
             if self.factor.isnan():

@@ -226,6 +226,10 @@ def _spins(weight: Tensor, x: Tensor) -> Tensor:
     return spins if spins.dtype == x.dtype or not x.is_floating_point() else spins.to(x.dtype)
 
 
+def _holds_only(module: nn.Module) -> bool:
+    return isinstance(module, nn.ParameterList | nn.ParameterDict)
+
+
 def _is_low(dtype: torch.dtype) -> bool:
     """Whether it is a real dtype of less than single precision."""
     return dtype.is_floating_point and dtype.itemsize < 4
@@ -243,7 +247,23 @@ def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    binary = {id(m.weight) for m in model.modules() if isinstance(m, BinaryLayer)}
+    binary = set()
+    for name, module in model.named_modules():
+        if isinstance(module, BinaryLayer):
+            if not isinstance(module._parameters.get("weight"), nn.Parameter):
+                raise ValueError(
+                    f"layer {name!r}: its weight is computed from other parameters (torch.nn.utils.prune, "
+                    "weight_norm or a parametrization), but spins follow the latent weight itself. Remove "
+                    "that, as by prune.remove(module, 'weight')"
+                )
+            binary.add(id(module.weight))
+    for name, module in model.named_modules():
+        shares = any(id(p) in binary for p in module.parameters(recurse=False))
+        if shares and type(module).__module__.startswith("torch.nn.modules") and not _holds_only(module):
+            raise ValueError(
+                f"{name!r}, {type(module).__name__}: it shares its weight with a binary layer, which would "
+                "train the latent weight that it reads. Give it a weight of its own, or make it binary"
+            )
     return [(name, p) for name, p in model.named_parameters() if id(p) in binary]
 
 

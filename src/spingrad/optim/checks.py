@@ -7,20 +7,39 @@ import torch
 from torch import Tensor
 
 from spingrad._numbers import check_whole, is_whole
+from spingrad.problem import BinaryQuadratic
+from spingrad.solvers.base import Solution, Solver
 
 NOT_BINARY = (
     "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
     "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
     "real_parameters(model)"
 )
+IN_EVALUATION = (
+    "a backward pass came to it while the layer was in evaluation mode, in which it leaves no rows for the "
+    "step. Call model.train(); BatchNorm and others can then be put into evaluation by themselves. If the "
+    "pass was not for this step, clear it with zero_grad()"
+)
+OTHER_GRADIENT = (
+    "weight.grad holds more than the mark of the layer's record: the loss depends on the latent weight in "
+    "another way (a penalty on it, or a weight tied to a layer that is not binary), or weight.grad was "
+    "changed. The step would ignore that. Leave such a term out, or train the weight with an optimizer that "
+    "uses weight.grad, such as SignSGD of spingrad.baselines"
+)
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
 LARGEST = 1e30  # a step must not leave the range of float32
 ADDED = {"whitening": 0.0}  # since version 0.2.0, whose states have no value for it
+OTHERS = ("weight_decay", "maximize", "nesterov", "dampening", "betas", "amsgrad")  # of torch's optimizers
 SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "whitening", "rank", "rows"}
 
 
 def check_settings(group: dict[str, Any]) -> None:
     """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
+    if given := [name for name in OTHERS if group.get(name)]:
+        raise ValueError(
+            f"{given[0]} is not a setting of QPSBGD, in which a latent weight moves by exactly lr and clamp "
+            f"is what bounds it; got {given[0]}={group[given[0]]!r} in a group of parameters"
+        )
     lr, clamp, target_rms = group["lr"], group["clamp"], group["target_rms"]
     momentum, whitening, rank, rows = (group[name] for name in ("momentum", "whitening", "rank", "rows"))
     if not (_is_number(lr) and 0 <= lr < LARGEST):
@@ -90,6 +109,25 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
             )
         if not bool(torch.isfinite(average).all()):
             raise ValueError(f"the loaded 'exp_avg' of weight {key} has entries that are not finite")
+
+
+def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
+    """The solver's answers; if it is not of this package, they are checked before they are used."""
+    solutions = solver.solve_all(problems, seed=seed)
+    if type(solver).__module__.partition(".")[0] == "spingrad":
+        return solutions
+    name = type(solver).__name__
+    if len(solutions) != len(problems):
+        raise ValueError(f"{name} returned {len(solutions)} solutions of {len(problems)} problems")
+    for problem, solution in zip(problems, solutions, strict=True):
+        spins = solution.spins
+        if spins.shape != problem.H.shape or not bool((spins.abs() == 1).all()):
+            raise ValueError(
+                f"{name} returned spins of shape {tuple(spins.shape)} from {float(spins.min()):g} to "
+                f"{float(spins.max()):g}; expected the shape {tuple(problem.H.shape)}, of inputs and units, "
+                "and every entry -1 or +1. spingrad.testing.check_solver(solver) tests a solver"
+            )
+    return solutions
 
 
 def check_weight(name: str, weight: Tensor) -> None:

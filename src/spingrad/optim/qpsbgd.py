@@ -1,29 +1,34 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from spingrad._memory import is_free
 from spingrad.optim import functional
 from spingrad.optim.checks import (
+    IN_EVALUATION,
     NOT_BINARY,
     NOT_FINITE,
+    OTHER_GRADIENT,
     check_dtype,
     check_run,
     check_settings,
     check_state,
     check_weight,
     completed,
+    solved,
 )
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import Check, LayerRecord, checks
-from spingrad.recording import Record, has_gradient_of_its_own, record_of, start_recording
+from spingrad.recording import Record, end, has_gradient_of_its_own, record_of, start_recording
 from spingrad.scaling import TargetRms, Weighting
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
@@ -163,8 +168,12 @@ class QPSBGD(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        for weight in group["params"]:
-            start_recording(weight, self.keep_grad)
+        self._start_recording(group)
+
+    def _start_recording(self, group: dict[str, Any]) -> None:
+        """Its weights record as long as this optimizer lives."""
+        records = [weakref.ref(start_recording(weight, self.keep_grad)) for weight in group["params"]]
+        weakref.finalize(self, end, records).atexit = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -178,6 +187,7 @@ class QPSBGD(Optimizer):
             self._step()
         return loss
 
+    @_disable_dynamo  # a compiled training step calls it as it is
     def _step(self) -> None:
         layers = self.layers()
         weights = [layer.weight for layer in layers]
@@ -186,7 +196,8 @@ class QPSBGD(Optimizer):
             ready = iter(found)
             posed = [self.pose(self._prepared(layer, ready)) for layer in layers]
             seed = derive_seed(self.run["seed"], self.run["step"])
-            solutions = iter(self.solver.solve_all([p for own, _ in posed for p in own], seed=seed))
+            problems = [problem for own, _ in posed for problem in own]
+            solutions = iter(solved(self.solver, problems, seed))
             for layer, (own, exp_avg) in zip(layers, posed, strict=True):
                 self._move(layer, [next(solutions) for _ in own], exp_avg)
         else:
@@ -219,6 +230,10 @@ class QPSBGD(Optimizer):
                 records = record.layers() if (record := record_of(weight)) else []
                 if not records and has_gradient_of_its_own(weight):
                     raise RuntimeError(f"{name}: {NOT_BINARY}")
+                if record and record.in_evaluation:
+                    raise RuntimeError(f"{name}: {IN_EVALUATION}")
+                if record and record.has_other_gradient():
+                    raise RuntimeError(f"{name}: {OTHER_GRADIENT}")
                 layers.append(Layer(name, weight, group, records))
         return layers
 
@@ -334,8 +349,7 @@ class QPSBGD(Optimizer):
         super().__setstate__(state)
         self._spare = {}
         for group in self.param_groups:
-            for weight in group["params"]:  # a copied weight has lost its record
-                start_recording(weight, self.keep_grad)
+            self._start_recording(group)  # a copied weight has lost its record
 
 
 @contextmanager

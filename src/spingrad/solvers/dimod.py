@@ -189,6 +189,7 @@ def _best(problem: BinaryQuadratic, samples: "dimod.SampleSet") -> Tensor:  # (n
     """
     if len(samples) == 0:
         raise RuntimeError("the sampler returned no sample; try a larger num_reads")
+    samples = samples.change_vartype("SPIN", inplace=False)  # a sampler may answer in bits
     n, m = problem.H.shape
     labels = [(unit, i) for i in range(n) for unit in range(m)] if (0, 0) in samples.variables else range(n)
     order = [samples.variables.index(label) for label in labels]
