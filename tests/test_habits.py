@@ -401,6 +401,20 @@ def _():
     assert equal(weights(model), expected)
 
 
+@habit("`torch.autograd.grad(loss, weight)` of a binary weight")
+def _():
+    model = small()
+    (expected,) = torch.autograd.grad(loss_of(model), model[0].weight)
+    optimizer = QPSBGD(binary_parameters(model))
+    (found,) = torch.autograd.grad(loss_of(model), model[0].weight)
+    assert found.is_sparse
+    assert found._nnz() == 0
+    optimizer = QPSBGD(binary_parameters(model), keep_grad=True)
+    (found,) = torch.autograd.grad(loss_of(model), model[0].weight)
+    torch.testing.assert_close(found.to_dense(), expected)
+    del optimizer
+
+
 @habit("`loss.backward(inputs=[x])`")
 def _():
     model, optimizer = ready()

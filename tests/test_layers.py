@@ -167,6 +167,8 @@ def test_binary_and_real_parameters_part_the_model():
 def test_wrong_arguments_are_explained():
     with pytest.raises(ValueError, match="groups must divide in_channels and out_channels, got groups=2"):
         BinaryConv2d(3, 4, 3, groups=2)
+    with pytest.raises(TypeError, match="scale is fixed and does not train, got a Parameter"):
+        BinaryLinear(4, 3, scale=nn.Parameter(torch.ones(3)))
     with pytest.raises(ValueError, match=r"a scale per unit has shape \(3,\) and is finite and not negative"):
         BinaryLinear(4, 3, scale=torch.ones(4))
     with pytest.raises(ValueError, match="scale is True, False, a positive number or a tensor, got -1"):

@@ -94,6 +94,10 @@ class BinaryLayer(nn.Module):
         self.reset_parameters()
 
     def _set_scale(self, scale: Scale, units: int) -> None:
+        if isinstance(scale, nn.Parameter):
+            raise TypeError(
+                "scale is fixed and does not train, got a Parameter; pass scale.detach() or scale the output"
+            )
         if isinstance(scale, Tensor):
             if scale.shape != (units,) or not (scale.isfinite() & (scale >= 0)).all():
                 raise ValueError(
