@@ -66,12 +66,8 @@ class Record:
         self._unused = 0
         self._hook = _hooked(weight, self._commit)
 
-    def note(self, own: Pass | None) -> None:
-        """Keep a pass until torch accumulates into the weight; forget it if torch never does.
-
-        Args:
-            own: The pass; ``None`` in evaluation mode.
-        """
+    def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...], training: bool = True) -> None:
+        """Keep a pass until torch accumulates into the weight; forget it if torch never does."""
         if self._cleared():
             self.clear()
         task = torch._C._current_graph_task_id()
@@ -80,7 +76,7 @@ class Record:
             torch.autograd.Variable._execution_engine.queue_callback(
                 partial(_forget, weakref.ref(self), task)
             )
-        self._pending[task].append(own)
+        self._pending[task].append(Pass(x, x._version, grad, geometry) if training else None)
 
     def _commit(self, weight: Tensor) -> None:
         passes = self._pending.pop(torch._C._current_graph_task_id(), [])
@@ -362,8 +358,7 @@ def in_transform() -> bool:
 def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
     """Note a pass; a negative key, ``~key``, is that of a layer in evaluation mode."""
     if (record := _records.get(max(key, ~key))) is not None:
-        own = Pass(x.detach(), x._version, grad.detach(), tuple(geometry))
-        record.note(None if key < 0 else own)
+        record.note(x.detach(), grad.detach(), tuple(geometry), training=key >= 0)
 
 
 def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
