@@ -289,7 +289,9 @@ PLACES: dict[str, Print] = {
     "fully-connected": _against(
         "fully-connected", DEFAULT, "Adam", "signSGD", "Muon", "sign of FOOF", "Adam, BatchNorm"
     ),
-    "twenty-epochs": _against("twenty-epochs", DEFAULT, "Adam", "signSGD", "sign of FOOF", "Adam, BatchNorm"),
+    "twenty-epochs": _against(
+        "twenty-epochs", DEFAULT, "Adam", "signSGD", "Muon", "sign of FOOF", "Adam, BatchNorm"
+    ),
     "cifar-vgg": _table("cifar", "VGG", without="chosen"),
     "cifar-residual": _table("cifar", "residual", without="chosen"),
     "transformer": _table("transformer", without="chosen"),
