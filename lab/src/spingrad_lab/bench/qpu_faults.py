@@ -147,16 +147,17 @@ def chaos(
     probability: float = 0.02,
     codes: Sequence[int] = CODES,
     scale: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Numbers:
     """Steps on several threads, each fault ``times`` times, and what the ledgers say in the end.
 
-    A smaller ``scale`` makes everyone less patient, and the faults shorter.
+    A smaller ``scale`` makes everyone less patient, and the faults shorter. Calls are timed by ``clock``.
     """
     with stranger() as (elsewhere, tokens), emulator() as sapi:
         service = connect(sapi, request_timeout=scale * REQUEST_TIMEOUT)
         limits = {"settle": scale * SETTLE, "deadline": scale * DEADLINE}
         solver = solver_at(service, folder / "chaos.journal", **limits)
-        run = _Run(sapi, solver)
+        run = _Run(sapi, solver, clock)
         run.take(0)  # finds the layout, which takes its time
         run.longest = 0.0
         cases = plans(elsewhere, codes, scale)
@@ -209,22 +210,22 @@ def _connect_through_faults(sapi: Sapi, to_come: int) -> int:
 class _Run:
     """Steps that are taken until they succeed, and what is known of them from outside."""
 
-    def __init__(self, sapi: Sapi, solver: QPUSolver) -> None:
-        self.sapi, self.solver = sapi, solver
+    def __init__(self, sapi: Sapi, solver: QPUSolver, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sapi, self.solver, self.clock = sapi, solver, clock
         self.taken, self.lost, self.errors = 0, 0, 0
         self.longest = 0.0
 
     def take(self, step: int) -> None:
         self.taken += 1
         for _ in range(200):
-            begin = time.monotonic()
+            begin = self.clock()
             try:
                 take(self.solver, step)
                 return
             except StepError as error:
                 problem = str(error)
             finally:
-                self.longest = max(self.longest, time.monotonic() - begin)
+                self.longest = max(self.longest, self.clock() - begin)
             self.errors += 1
             if "in progress" in problem:
                 self.sapi.service.fail_running()  # as the operators do with a job that hangs
