@@ -543,16 +543,15 @@ def test_unknown_topologies_are_refused():
 
 
 def outcome_of(sapi, patience=300.0, **config):
-    """What becomes of one small job: ``ok``, the name of an exception, or ``hangs``."""
+    """What becomes of one small job: ``ok``, ``no samples``, the name of an exception, or ``hangs``."""
     try:
         with connect(sapi, http_retry_backoff_max=0.01, **config) as sampler:
             future = couple(sampler)
             if not future.wait(patience):
                 return "hangs"
-            future.result()
+            return "ok" if len(future.result()["energies"]) else "no samples"
     except Exception as error:
         return type(error).__name__
-    return "ok"
 
 
 STATUS_CASES = [
@@ -596,7 +595,9 @@ SPECIAL_FAULTS = [
         for stage in ("answer", "transit")
         for kind, details, expected in [
             ("bad_b64", {}, "Error"),
-            ("short", {}, "ValueError"),
+            # The client decodes an answer in place, in its own thread and again in the caller's if the first
+            # attempt failed. What is decoded twice has no samples.
+            ("short", {}, "ValueError or no samples"),
             ("format", {}, "ValueError"),
             ("flip", {}, "ok"),  # wrong data, accepted
             ("nan", {}, "ok"),  # likewise
@@ -612,7 +613,7 @@ SPECIAL_FAULTS = [
 @pytest.mark.parametrize(("stage", "kind", "details", "expected"), SINGLE_FAULTS + SPECIAL_FAULTS, ids=str)
 def test_the_real_client_meets_a_fault_as_measured(tiny, stage, kind, details, expected):
     tiny.inject(stage, kind, **details)
-    assert outcome_of(tiny) == expected
+    assert outcome_of(tiny) in expected.split(" or ")
     assert tiny.fired == {(stage, kind): 1}
     never_accepted = stage in ("solvers", "submit", "batch") and expected != "ok" and kind != "reset_after"
     given_back = stage == "run"
