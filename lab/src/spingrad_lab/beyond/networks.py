@@ -297,7 +297,7 @@ TRANSFORMER = Contest(
     score=LOSS,
     margin=0.01,
     notes=(
-        "Four layers of width 128, texts of 64 characters, batches of 12, 2,000 steps (400 in trials): "
+        "Four layers of width 128, texts of 64 characters, batches of 12, 2,000 steps (1,000 in trials): "
         "nanoGPT's setting for a CPU, where real weights reach 1.88 (its documentation). Here embeddings, "
         "LayerNorm and the last layer are real and trained by Adam beside every method; attention and "
         "feed-forward layers are binary.",

@@ -156,12 +156,7 @@ CIFAR: dict[str, type[Built]] = {"CIFAR-10, VGG": VGG, "CIFAR-10, residual": Res
 
 
 class Text(Built, Shakespeare):
-    """The transformer has its own LayerNorm, whatever is asked for. Trials take 400 of the 2,000 steps."""
-
-    def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
-        super().__init__(seed, tuning, quick)
-        if tuning and not quick:
-            self.steps = 400
+    """The transformer has its own LayerNorm, whatever is asked for."""
 
 
 TEXT: dict[str, type[Built]] = {"tiny Shakespeare, transformer": Text}
