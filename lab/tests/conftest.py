@@ -1,5 +1,7 @@
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -33,6 +35,32 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def clock(tmp_path_factory):
+    """Seconds by a clock that stands still while the machine keeps this process or its disk waiting.
+
+    A thread sleeps 10 ms and syncs a file, again and again; of each round no more than 50 ms count.
+    """
+    now, over = 0.0, threading.Event()
+
+    def tick():
+        nonlocal now
+        with (tmp_path_factory.mktemp("clock") / "ticks").open("wb", buffering=0) as file:
+            last = time.monotonic()
+            while not over.wait(0.01):
+                file.write(b".")
+                os.fsync(file.fileno())
+                this = time.monotonic()
+                now += min(this - last, 0.05)
+                last = this
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    yield lambda: now
+    over.set()
+    thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,5 @@
 """The parts of the QPU fault benchmark in short: faults of every kind, kills, budgets, damage, the token."""
 
-import os
-import threading
-import time
-
 import pytest
 
 from spingrad.testing.sapi.faults import TRANSPORT
@@ -18,45 +14,12 @@ def _own_folders(tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-class Clock:
-    """A clock that stands still while the machine keeps this process or its disk waiting.
-
-    A thread sleeps 10 ms and syncs a file, again and again; of each round no more than 50 ms count.
-    """
-
-    def __init__(self, file):
-        self._file, self._now, self._over = file, 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._tick)
-
-    def __call__(self):
-        return self._now
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
-
-    def _tick(self):
-        with self._file.open("wb", buffering=0) as file:
-            last = time.monotonic()
-            while not self._over.wait(0.01):
-                file.write(b".")
-                os.fsync(file.fileno())
-                now = time.monotonic()
-                self._now += min(now - last, 0.05)
-                last = now
-
-
 @pytest.mark.slow
-def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path):
+def test_every_fault_at_every_stage_loses_no_step_and_pays_none_twice(tmp_path, clock):
     patience = 0.6  # a busy machine needs as much
-    with Clock(tmp_path / "ticks") as clock:
-        found = faults.chaos(
-            tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401,), scale=patience, clock=clock
-        )
+    found = faults.chaos(
+        tmp_path, 24, times=1, threads=12, probability=0.5, codes=(401,), scale=patience, clock=clock
+    )
     assert found["faults"] > 75
     assert found["kinds of faults not met"] == 0
     assert found["steps lost"] == 0
@@ -88,8 +51,8 @@ def test_a_job_accepted_later_than_settle_is_paid_at_most_once_more(tmp_path):
 
 
 def test_a_late_duplicate_is_withdrawn_while_it_waits_or_else_counted(tmp_path):
-    # The job sent again is done after some 4.5 s; its duplicate waits from 3 s to 7 s.
-    found = faults.late(tmp_path, steps=10, lateness=3.0, settle=0.2, queue_seconds=4.0)
+    # The job sent again is done after some 8.5 s; its duplicate waits from 3 s to 11 s.
+    found = faults.late(tmp_path, steps=10, lateness=3.0, settle=0.2, queue_seconds=8.0)
     assert found["jobs withdrawn"] > 0
     assert found["ledgers differ by, s"] < 1e-9
     assert found["faults of withdrawing"] == len(TRANSPORT)

@@ -279,7 +279,7 @@ def late(folder: Path, steps: int, lateness: float, settle: float, queue_seconds
     name = f"late-{lateness}-{settle}-{queue_seconds}.journal"
     with emulator(queue_seconds=queue_seconds) as sapi:
         service = connect(sapi, request_timeout=8.0)  # so that it polls with patience
-        solver = solver_at(service, folder / name, settle=settle)
+        solver = solver_at(service, folder / name, settle=settle, deadline=60.0)  # time to withdraw
         sapi.inject("submit", "late", steps, seconds=lateness)
         if queue_seconds:
             for kind in TRANSPORT:  # withdrawing has its faults too
