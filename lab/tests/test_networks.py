@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+import spingrad.rows
 from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.baselines import BinaryConnect
 from spingrad.testing import check_solver
-from spingrad_lab.beyond import networks
+from spingrad_lab.beyond import held_out, networks
 from spingrad_lab.data import spoken_digits
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
 from spingrad_lab.runs import Line, to_frame
@@ -55,6 +56,20 @@ def test_whitening_is_judged_in_a_table_of_its_own():
     assert "**ahead**" in row[2]
     assert "**behind**" in row[3]
     assert row[4] == "Muon"
+
+
+@pytest.mark.parametrize("rows", [100, 300])
+def test_more_rows_than_the_default_takes_matter_only_if_there_are_more(rows):
+    weights = []
+    for make in (networks.ENTRANTS["QP-SBGD"].make, held_out.AVERAGES.steps["512 rows"]):
+        torch.manual_seed(0)
+        layer = BinaryLinear(200, 40)
+        step = make(binary_parameters(layer), seed=0, lr=0.01)
+        layer(torch.randn(rows, 200)).square().mean().backward()
+        step.step()
+        weights.append(layer.weight.detach())
+    assert torch.equal(*weights) == (rows == 100)
+    assert spingrad.rows.SAMPLE == 128
 
 
 def test_foof_is_a_solver_that_rounds_the_minimum():

@@ -24,6 +24,7 @@ from spingrad_lab.beyond import (
     annealers,
     bits,
     directions,
+    held_out,
     images,
     int8,
     lfc,
@@ -33,7 +34,6 @@ from spingrad_lab.beyond import (
     rounding,
     solve_quality,
     step,
-    whitening,
 )
 from spingrad_lab.paper import (
     digits,
@@ -81,7 +81,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "annealers": annealers.ANNEALERS,
     "mnist-methods": mnist_methods.MnistMethods(),
     "directions": directions.Directions(),
-    "whitening": whitening.Whitening(),
+    "whitening": held_out.WHITENING,
+    "averages": held_out.AVERAGES,
     "fully-connected": networks.FULLY,
     "twenty-epochs": networks.TWENTY_EPOCHS,
     "cifar": networks.PHOTOGRAPHS,

@@ -169,7 +169,8 @@ def _adult_ten(runs: pd.DataFrame) -> Judgement:
     finals = _finals("adult-ten-layer", runs, "ten layers")
     fails = float(where(finals, method=PROXQUANT)["test_accuracy"].mean())
     ours = f"{duel.text}, ProxQuant {fails:.3f}"
-    stuck = f"ProxQuant {'fails here too' if fails < MAJORITY + SIMILAR else 'trains'}"
+    larger = f"is hardly better than always saying the larger class ({MAJORITY:.0%})"
+    stuck = f"ProxQuant {larger if fails < MAJORITY + SIMILAR else 'trains'}"
     if duel.ahead:
         return Judgement(ours, "reproduced", stuck)
     return Judgement(ours, "not reproduced", f"{stuck}; unscaled, ten layers hardly train")
