@@ -69,6 +69,25 @@ def test_all_is_as_if_the_images_were_unfolded(kernel, stride, padding, dilation
             assert (matrix == row).all(1).any()
 
 
+@pytest.mark.parametrize("width", [7, 8, 16, 32])
+@pytest.mark.parametrize("kind", ["all patches", "with a gradient", "of two sizes"])
+def test_a_sample_meets_all_images_and_all_parts_of_them_equally_often(width, kind):
+    count, batch = 128, 40
+    numbers = torch.arange(batch * width**2, dtype=torch.float64).view(batch, 1, width, width)
+    parts = [numbers] if kind != "of two sizes" else [numbers[:20], numbers[20:, :, 1:]]
+    patches = Patches(parts, (1, 1), (1, 1), (0, 0), (1, 1))
+    if kind == "with a gradient":
+        patches, _ = patches.select(torch.arange(len(patches))[::2], torch.empty(0))
+    seen = patches.sample(count)[:, 0].long()
+    image, row, column = seen // width**2, seen // width % width, seen % width
+    assert len(seen) == count
+    assert len(seen.unique()) > 0.95 * count
+    assert len(image.unique()) == batch
+    for place in (row, column):
+        parts_met = torch.bincount(4 * place // width, minlength=4) / count
+        assert (parts_met > 0.1).all()
+
+
 def convolution_record(groups=1):
     torch.manual_seed(0)
     layer = BinaryConv2d(6, 8, 3, padding=1, groups=groups)

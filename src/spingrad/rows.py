@@ -19,6 +19,7 @@ Sizes = tuple[int, ...]
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 SAMPLE = 128  # rows in a sketch
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class Rows(ABC):
@@ -95,7 +96,7 @@ class Rows(ABC):
 
     @abstractmethod
     def sample(self, count: int) -> Tensor:  # (at most count, n)
-        """Some of the rows, as they are."""
+        """Some of the rows, as they are: spread over all of them, and the same ones in every step."""
 
     @abstractmethod
     def blocks(self, size: int) -> Iterator[Tensor]:  # (r, b) each
@@ -315,17 +316,14 @@ class Patches(Rows):
         return new if past is None else new.lerp_(past, 1 - weight)
 
     def sample(self, count: int) -> Tensor:
-        """Patches of the first images, about one in 16 if there are that many; no others are unfolded."""
-        if self.index is not None:
-            rows = self.index[: 16 * count]
-            return self._picked(rows[:: -(-len(rows) // count)])
-        each = math.prod(self._output_size(self.images[0]))
-        images = self.images[0][: max(1, 16 * count // each)]
-        padded = self._padded(images)
-        places = _sampled_places(
-            padded.shape, self._output_size(images), self.kernel_size, *self._geometry, count, self.device
+        if self.index is not None or len(self.images) > 1:
+            rows = _spread_out(min(len(self), count), max(1.0, len(self) / count), count, self.device)
+            return self._picked(rows if self.index is None else self.index[rows])
+        [images] = self.images
+        places, inside = _sampled_places(
+            images.shape, self._output_size(images), self.kernel_size, *self._geometry, count, self.device
         )
-        return padded.take(places)
+        return self._divided(images.take(places).where(inside, 0.0))
 
     def blocks(self, size: int) -> Iterator[Tensor]:
         channels = max(1, min(size, 256) // math.prod(self.kernel_size))
@@ -385,16 +383,15 @@ class Patches(Rows):
         ]
 
     def _picked(self, rows: Tensor) -> Tensor:  # (count, n)
-        """These of all patches."""
-        if len(self.images) == 1:
-            return self._gathered(self.images[0], rows)
-        return replace(self, index=None).dense()[rows]
-
-    def _gathered(self, images: Tensor, rows: Tensor) -> Tensor:  # (count, n)
-        """These patches of some images."""
-        padded = self._padded(images)
-        size = self._output_size(images)
-        return padded.take(_places(rows, padded.shape, size, self.kernel_size, self.stride, self.dilation))
+        """These of all patches, in rising order."""
+        parts, start = [], 0
+        for images, size in zip(self.images, self._sizes(), strict=True):
+            end = start + math.prod(size)
+            own = rows if len(self.images) == 1 else rows[(rows >= start) & (rows < end)] - start
+            places, inside = _places(own, images.shape, size[1:], self.kernel_size, *self._geometry)
+            parts.append(images.take(places).where(inside, 0.0))
+            start = end
+        return self._divided(torch.cat(parts))
 
     @property
     def _geometry(self) -> tuple[Sizes, Sizes, Sizes]:
@@ -429,22 +426,33 @@ class Patches(Rows):
 
 
 def _places(
-    rows: Tensor, padded: torch.Size, size: Sizes, kernel_size: Sizes, stride: Sizes, dilation: Sizes
-) -> Tensor:  # (count, n)
-    """Where the entries of patches are in padded images that are laid out as one vector."""
-    count, channels, *lengths = padded
-    images, *corner = torch.unravel_index(rows, (count, *size))
-    corners = images * channels
-    inner = torch.arange(channels, device=rows.device)
-    for length, at, k, s, d in zip(lengths, corner, kernel_size, stride, dilation, strict=True):
-        corners = corners * length + at * s
-        inner = inner[..., None] * length + torch.arange(k, device=rows.device) * d
-    return corners[:, None] + inner.flatten()
+    rows: Tensor,
+    images: torch.Size,
+    size: Sizes,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+) -> tuple[Tensor, Tensor]:  # (count, n) each
+    """Where the entries of patches are in images laid out as one vector, and whether they are in them.
+
+    An entry in the padding has some place in the images; it is not inside.
+    """
+    count, channels, *lengths = images
+    image, *corner = torch.unravel_index(rows, (count, *size))
+    places = image[:, None] * channels + torch.arange(channels, device=rows.device)
+    inside = torch.ones_like(places, dtype=torch.bool)
+    for length, at, k, s, p, d in zip(lengths, corner, kernel_size, stride, padding, dilation, strict=True):
+        along = at[:, None] * s - p + torch.arange(k, device=rows.device) * d  # (count, k)
+        along = along.view(len(rows), *(1,) * (places.ndim - 1), k)
+        places = places[..., None] * length + along.clamp(0, length - 1)
+        inside = inside[..., None] & (along >= 0) & (along < length)
+    return places.flatten(1), inside.flatten(1)
 
 
 @lru_cache(256)
 def _sampled_places(
-    padded: torch.Size,
+    images: torch.Size,
     size: Sizes,
     kernel_size: Sizes,
     stride: Sizes,
@@ -452,10 +460,23 @@ def _sampled_places(
     dilation: Sizes,
     count: int,
     device: torch.device,
-) -> Tensor:
-    """The places of ``count`` patches, evenly spread; the same in every step of a run."""
-    rows = torch.arange(padded[0] * math.prod(size), device=device)
-    return _places(rows[:: -(-len(rows) // count)], padded, size, kernel_size, stride, dilation)
+) -> tuple[Tensor, Tensor]:
+    """The places of a sample of patches; the same in every step of a run."""
+    rows = _spread_out(images[0], math.prod(size), count, device)
+    return _places(rows, images, size, kernel_size, stride, padding, dilation)
+
+
+def _spread_out(groups: int, each: float, count: int, device: torch.device) -> Tensor:
+    """At most ``count`` of the rows of some groups: as many of every group, in other places of each.
+
+    Equal steps through all rows would meet the same columns of every image. The golden ratio moves the place
+    on from row to row so that all places are met equally often.
+    """
+    if groups * each <= count:
+        return torch.arange(round(groups * each), device=device)
+    number = torch.arange(count)
+    place = (number.double() * GOLDEN_RATIO) % 1
+    return ((number * groups // count + place) * each).long().to(device)
 
 
 def peak_of(tensor: Tensor) -> Tensor:

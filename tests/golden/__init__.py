@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, BinaryQuadratic, binary_parameters
 from spingrad.nn.gcn import BinaryGCNConv
+from spingrad.rows import Patches
 from spingrad.solvers import BlockDescentSolver
 
 
@@ -20,6 +22,14 @@ class FormerSolver(BlockDescentSolver):
 
     def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
         return (8, 8) if problem.num_spins <= 32 else (1, 1)
+
+
+def former_sample(patches: Patches, count: int) -> Tensor:
+    """Every so many of the patches of the first images."""
+    rows = patches.dense()
+    each = len(rows) // len(patches.images[0])
+    first = rows[: 16 * count if patches.index is not None else max(1, 16 * count // each) * each]
+    return first[:: -(-len(first) // count)]
 
 
 STEPS = 50
@@ -94,5 +104,6 @@ def train(network: str, settings: str) -> list[Tensor]:
         out = model(x)
         optimizer.zero_grad()
         nn.functional.cross_entropy(out, y[:: len(y) // len(out)]).backward()
-        optimizer.step()
+        with patch.object(Patches, "sample", former_sample):
+            optimizer.step()
     return [weight.detach().clone() for _, weight in binary_parameters(model)]

@@ -13,12 +13,25 @@ from typing import Any
 
 import spingrad
 
-REVISIONS = {"Muon": 2, "sign of Muon": 2}  # in single precision, no longer in bfloat16
-"""The revision of each method, candidate, solver or task whose results have changed, by its name in jobs.
+_PHOTOGRAPHS, _SPEECH = ("CIFAR-10, VGG", "CIFAR-10, residual"), ("spoken digits, 1-d convolutions",)
+_STRENGTHS = ("0.0625", "0.125", "0.25", "1", "100")
+REVISIONS: dict[tuple[str, ...], int] = {
+    **{(name,): 2 for name in ("Muon", "sign of Muon")},  # in single precision, no longer in bfloat16
+    # A sample of the patches of all images, where it was one of the left edges of the first images.
+    **{("QP-SBGD", task): 2 for task in _PHOTOGRAPHS + _SPEECH},
+    **{("QP-SBGD, BatchNorm", task): 2 for task in _PHOTOGRAPHS + _SPEECH},
+    **{("QP-SBGD, Gain", task): 2 for task in _PHOTOGRAPHS + _SPEECH},
+    **{("QP-SBGD, whitening 0.125, BatchNorm", task): 2 for task in _PHOTOGRAPHS},
+    **{(f"whitened, {strength}", "CIFAR-10, residual"): 2 for strength in _STRENGTHS},
+    **{(name, "CIFAR-10, residual"): 2 for name in ("momentum 0.95", "momentum 0.98", "512 rows")},
+    **{("QP-SBGD", "block", network): 2 for network in ("convolutional", "convolutional, BatchNorm")},
+}
+"""The revision of what has changed: of jobs with a name, or with several names together.
 
-What is not listed has revision 1. Raise the number in the commit that changes what the name means or what
-it computes: lines of an earlier revision are then neither shown nor taken for finished runs. A change of a
-whole experiment raises its attribute ``revision``.
+Names are those of methods, candidates, solvers, tasks and so on, as jobs have them. What is not listed has
+revision 1. Raise the number in the commit that changes what a name means or what it computes: lines of an
+earlier revision are then neither shown nor taken for finished runs. A change of a whole experiment raises its
+attribute ``revision``.
 """
 
 
@@ -29,8 +42,8 @@ def revision(own: int, job: Mapping[str, Any]) -> int:
         own: The revision of the experiment.
         job: What defines the run.
     """
-    names = (value for value in job.values() if isinstance(value, str))
-    return own + sum(REVISIONS.get(name, 1) - 1 for name in names)
+    names = {value for value in job.values() if isinstance(value, str)}
+    return own + sum(number - 1 for together, number in REVISIONS.items() if names.issuperset(together))
 
 
 @cache
