@@ -25,6 +25,8 @@ REVISIONS: dict[tuple[str, ...], int] = {
     **{(f"whitened, {strength}", "CIFAR-10, residual"): 2 for strength in _STRENGTHS},
     **{(name, "CIFAR-10, residual"): 2 for name in ("momentum 0.95", "momentum 0.98", "512 rows")},
     **{("QP-SBGD", "block", network): 2 for network in ("convolutional", "convolutional, BatchNorm")},
+    **{("QP-SBGD", "convolutional", activation): 2 for activation in ("hardtanh", "sign")},
+    **{("QP-SBGD, gains", "convolutional", activation): 2 for activation in ("hardtanh", "sign")},
 }
 """The revision of what has changed: of jobs with a name, or with several names together.
 

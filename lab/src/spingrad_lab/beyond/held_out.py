@@ -130,8 +130,9 @@ WHITENING = HeldOut(
         "Muon makes all directions of a layer's update equally strong, the default those of the inputs. "
         "Between the two: the default with a linear term `H` that becomes `H (1 + s · HᵀH / λ)^-½`, where "
         "`λ` is the mean eigenvalue of `HᵀH`, in its 16 leading directions: `QPSBGD(whitening=s)`. Muon's "
-        "learning rates are 30 times those shown. These lines took the root by eigenvalues; the library "
-        "takes Newton's steps, which round differently, so single runs at a later commit differ.",
+        "learning rates are 30 times those shown. All lines but those of CIFAR-10 took the root by "
+        "eigenvalues; the library takes Newton's steps, which round differently, so single runs at a later "
+        "commit differ.",
     ),
 )
 AVERAGES = HeldOut(

@@ -59,6 +59,7 @@ class Rounding(Experiment):
 
     title = "Rounding a trained network"
     source = "beyond the paper"
+    revision = 2  # a convolution's directions come from patches of all images
 
     def plan(self, lab: Lab) -> None:
         networks = ("784-256-256-10", "convolutional")
