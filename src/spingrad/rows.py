@@ -16,6 +16,7 @@ __all__ = ["DenseRows", "Patches", "Rows", "to_rows"]
 
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]
+Windows = tuple[tuple[int, int, int, int], ...]  # kernel size, stride, padding and dilation of each dimension
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 SAMPLE = 128  # rows in a sketch
@@ -320,9 +321,8 @@ class Patches(Rows):
             rows = _spread_out(min(len(self), count), max(1.0, len(self) / count), count, self.device)
             return self._picked(rows if self.index is None else self.index[rows])
         [images] = self.images
-        places, inside = _sampled_places(
-            images.shape, self._output_size(images), self.kernel_size, *self._geometry, count, self.device
-        )
+        size = self._output_size(images)
+        places, inside = _sampled_places(images.shape, size, self._windows, count, self.device)
         return self._divided(images.take(places).where(inside, 0.0))
 
     def blocks(self, size: int) -> Iterator[Tensor]:
@@ -388,7 +388,7 @@ class Patches(Rows):
         for images, size in zip(self.images, self._sizes(), strict=True):
             end = start + math.prod(size)
             own = rows if len(self.images) == 1 else rows[(rows >= start) & (rows < end)] - start
-            places, inside = _places(own, images.shape, size[1:], self.kernel_size, *self._geometry)
+            places, inside = _places(own, images.shape, size[1:], self._windows)
             parts.append(images.take(places).where(inside, 0.0))
             start = end
         return self._divided(torch.cat(parts))
@@ -396,6 +396,10 @@ class Patches(Rows):
     @property
     def _geometry(self) -> tuple[Sizes, Sizes, Sizes]:
         return self.stride, self.padding, self.dilation
+
+    @property
+    def _windows(self) -> Windows:
+        return tuple(zip(self.kernel_size, *self._geometry, strict=True))
 
     def _sizes(self) -> list[Sizes]:
         """Images, and patches along each dimension, of every batch."""
@@ -426,13 +430,7 @@ class Patches(Rows):
 
 
 def _places(
-    rows: Tensor,
-    images: torch.Size,
-    size: Sizes,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
+    rows: Tensor, images: torch.Size, size: Sizes, windows: Windows
 ) -> tuple[Tensor, Tensor]:  # (count, n) each
     """Where the entries of patches are in images laid out as one vector, and whether they are in them.
 
@@ -442,7 +440,7 @@ def _places(
     image, *corner = torch.unravel_index(rows, (count, *size))
     places = image[:, None] * channels + torch.arange(channels, device=rows.device)
     inside = torch.ones_like(places, dtype=torch.bool)
-    for length, at, k, s, p, d in zip(lengths, corner, kernel_size, stride, padding, dilation, strict=True):
+    for length, at, (k, s, p, d) in zip(lengths, corner, windows, strict=True):
         along = at[:, None] * s - p + torch.arange(k, device=rows.device) * d  # (count, k)
         along = along.view(len(rows), *(1,) * (places.ndim - 1), k)
         places = places[..., None] * length + along.clamp(0, length - 1)
@@ -452,18 +450,11 @@ def _places(
 
 @lru_cache(256)
 def _sampled_places(
-    images: torch.Size,
-    size: Sizes,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    count: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
+    images: torch.Size, size: Sizes, windows: Windows, count: int, device: torch.device
+) -> tuple[Tensor, Tensor]:  # (count, n) each
     """The places of a sample of patches; the same in every step of a run."""
     rows = _spread_out(images[0], math.prod(size), count, device)
-    return _places(rows, images, size, kernel_size, stride, padding, dilation)
+    return _places(rows, images, size, windows)
 
 
 def _spread_out(groups: int, each: float, count: int, device: torch.device) -> Tensor:
