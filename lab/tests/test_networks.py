@@ -48,14 +48,16 @@ def test_the_table_says_who_is_ahead_after_correction():
 
 def test_whitening_is_judged_in_a_table_of_its_own():
     means = {"QP-SBGD": 0.95, "Adam": 0.93, "Muon": 0.97}
-    table, whitening = tables_of({**means, networks.WHITENED: 0.96})
+    table, whitening = tables_of({**means, networks.WHITENED: 0.96, networks.STRONGER: 0.94})
     (alone,) = tables_of(means)
-    others = [row for row in table.rows if row[0] != networks.WHITENED]
+    others = [row for row in table.rows if "whitening" not in row[0]]
     assert others == alone.rows  # the same family of tests
-    (row,) = whitening.rows
-    assert "**ahead**" in row[2]
-    assert "**behind**" in row[3]
-    assert row[4] == "Muon"
+    weak, strong = whitening.rows
+    assert "**ahead**" in weak[3]
+    assert "**behind**" in weak[4]
+    assert "**behind**" in strong[3]
+    assert [row[1] for row in (weak, strong)] == ["whitening 0.125", "whitening 1"]
+    assert weak[5] == strong[5] == "Muon"
 
 
 @pytest.mark.parametrize("rows", [100, 300])

@@ -165,10 +165,11 @@ def _whitening(results: Results) -> str:
     for name in ("fully-connected", "twenty-epochs", "cifar", "transformer", "spoken-digits"):
         for table in (table for table in results.section(name).tables if table.header[0] == "network"):
             commands.append(f"`spingrad-lab run {name}`")
-            for network, score, *tests, rival in table.rows:
+            for network, whitening, score, *tests, rival in table.rows:
                 found = [_difference(test.partition(" ")[0], test.rpartition(", ")[2]) for test in tests]
-                rows.append([network, score, found[0], f"{found[1]} ({rival})"])
-    header = ["network", "whitening 0.125", "less QP-SBGD", "less the best rival"]
+                strength = whitening.removeprefix("whitening ").removesuffix(", BatchNorm")
+                rows.append([network, strength, score, found[0], f"{found[1]} ({rival})"])
+    header = ["network", "whitening", "score", "less QP-SBGD", "less the best rival"]
     return f"{Table(header, rows).to_markdown()}\n\n*{', '.join(commands)}.*"
 
 

@@ -24,9 +24,10 @@ RATES = tuple(float(f"{10 ** (2 * k / 3 - 5):.3g}") for k in range(7))
 """Learning rates over four decades, for steps that move a weight by about the learning rate."""
 BETA2 = 0.99  # of Adam
 WHITENED = f"{DEFAULT}, whitening 0.125"
+STRONGER = f"{DEFAULT}, whitening 1"
 
 
-def whitened(params: Params, seed: int, lr: float, strength: float = 0.125) -> Optimizer:
+def whitened(params: Params, seed: int, lr: float, strength: float) -> Optimizer:
     """The default with a linear term that is weaker where the units of a layer agree."""
     return QPSBGD(params, lr, whitening=strength, seed=seed)
 
@@ -59,7 +60,8 @@ class Entrant:
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
     DEFAULT: (METHODS[DEFAULT].make, figures.VERMILION),
-    WHITENED: (whitened, figures.VERMILION),  # thinner than the default
+    WHITENED: (partial(whitened, strength=0.125), figures.VERMILION),  # thinner than the default
+    STRONGER: (partial(whitened, strength=1.0), figures.YELLOW),
     "Adam": (partial(METHODS["BinaryConnect Adam"].make, beta2=BETA2), figures.BLUE),
     "Adam, window": (_windowed, figures.GREY),
     "signSGD": (partial(METHODS["BinaryConnect signSGD"].make, momentum=0.9), figures.GREEN),
@@ -163,18 +165,20 @@ class Contest(Experiment):
 
     def _whitening(self, runs: pd.DataFrame) -> Table | None:
         """With whitening, against the default and the best rival on each network: one family of tests."""
-        ours, duels = self.ours.replace(DEFAULT, WHITENED), []
+        duels = []
         for task in self.tasks:
             finals = self._finals(where(runs, task=task))
             best = self._best_rival(finals)
-            if best and len(where(finals, method=ours)):
-                duels += [self._duel(task, finals, ours, rival) for rival in (self.ours, best)]
+            for ours in (self.ours.replace(DEFAULT, name) for name in (WHITENED, STRONGER)):
+                if best and len(where(finals, method=ours)):
+                    duels += [self._duel(task, finals, ours, rival) for rival in (self.ours, best)]
         if not duels:
             return None
         found = judged(duels)
         rows = [
             [
                 own.task,
+                own.names[0].removeprefix(f"{DEFAULT}, "),
                 str(estimate(own.values[0])),
                 f"{test}, {_bold(what)}",
                 f"{rival_test}, {_bold(rival_what)}",
@@ -184,8 +188,9 @@ class Contest(Experiment):
                 found[::2], found[1::2], strict=True
             )
         ]
-        header = ["network", ours, f"less {self.ours}", "less the best rival", "which it is"]
-        caption = f"{ours}: {self.score.label}, mean ± 95 % interval; Holm over the table."
+        differences = [f"less {self.ours}", "less the best rival", "which it is"]
+        header = ["network", DEFAULT, self.score.label, *differences]
+        caption = "With whitening. Mean ± 95 % interval; Holm over the table."
         return Table(header, rows, caption)
 
     def _table(self, task: str, runs: pd.DataFrame) -> Table | None:
@@ -193,7 +198,7 @@ class Contest(Experiment):
         names = [name for name, _ in groups(finals, "method")]
         if self.ours not in names:
             return None
-        rivals = [name for name in names if name != self.ours and not name.startswith(WHITENED)]
+        rivals = [name for name in names if name != self.ours and not name.startswith((WHITENED, STRONGER))]
         duels = judged([self._duel(task, finals, self.ours, name) for name in rivals])
         found = {duel.names[1]: (test, what) for duel, test, what in duels}
         rows = []
