@@ -35,7 +35,7 @@ torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels)
 order = torch.randperm(len(x))
-train, test = order[:1500], order[1500:]
+train, held_out = order[:1500], order[1500:]
 
 model = nn.Sequential(
     BinaryLinear(64, 256),
@@ -108,12 +108,12 @@ for epoch in range(checkpoint.load(), args.epochs):  # 0, or where the last run 
 
     ema.eval()
     with torch.inference_mode():
-        score = (ema(x[test]).argmax(1) == y[test]).float().mean()
+        score = (ema(x[held_out]).argmax(1) == y[held_out]).float().mean()
     if workers > 1:
         dist.broadcast(score, 0)  # BatchNorm's statistics differ a little: all workers decide alike
     progress.note(score.item())
     if rank == 0:
-        print(f"epoch {epoch + 1}: test accuracy {score:.4f}, best {progress.best:.4f}", flush=True)
+        print(f"epoch {epoch + 1}: held-out accuracy {score:.4f}, best {progress.best:.4f}", flush=True)
     checkpoint.save(epoch + 1)
     if progress.since >= args.patience:
         break

@@ -271,4 +271,4 @@ def test_the_training_script_resumes_and_takes_two_workers(tmp_path):
             [*command, script, "--epochs", str(epochs), "--folder", folder],
             check=True, capture_output=True, text=True, cwd=tmp_path,
         )  # fmt: skip
-        assert re.findall(r"epoch (\d): test accuracy 0\.", ran.stdout) == [str(epochs)]
+        assert re.findall(r"epoch (\d): held-out accuracy 0\.", ran.stdout) == [str(epochs)]

@@ -154,13 +154,13 @@ def _against(name: str, ours: str, *rivals: str) -> Print:
             found = {method: cells for method, *cells in table.rows}
             differences = [_difference(*found[rival][1:3]) for rival in rivals]
             rows.append([table.caption.partition(". ")[0], found[ours][0], *differences])
-        return Table(["network", ours, *(f"less {rival}" for rival in rivals)], rows).to_markdown()
+        return Table(["network", ours, *(f"minus {rival}" for rival in rivals)], rows).to_markdown()
 
     return _with_origin(name, printed)
 
 
 def _whitening(results: Results) -> str:
-    """A row for each network: the default with whitening, less the default and less the best rival."""
+    """A row for each network: the default with whitening, minus the default and minus the best rival."""
     rows, commands = [], []
     for name in ("fully-connected", "twenty-epochs", "cifar", "transformer", "spoken-digits"):
         for table in (table for table in results.section(name).tables if table.header[0] == "network"):
@@ -169,7 +169,7 @@ def _whitening(results: Results) -> str:
                 found = [_difference(test.partition(" ")[0], test.rpartition(", ")[2]) for test in tests]
                 strength = whitening.removeprefix("whitening ").removesuffix(", BatchNorm")
                 rows.append([network, strength, score, found[0], f"{found[1]} ({rival})"])
-    header = ["network", "whitening", "score", "less QP-SBGD", "less the best rival"]
+    header = ["network", "whitening", "score", "minus QP-SBGD", "minus the best rival"]
     return f"{Table(header, rows).to_markdown()}\n\n*{', '.join(commands)}.*"
 
 
@@ -204,11 +204,10 @@ def _step_finals(*shapes: str) -> Print:
 
 def _in_short(results: Results) -> str:
     """Some networks of ``step`` and the spoken digits: where QP-SBGD is ahead, and where it is not."""
-    header = ["network", "QP-SBGD", "Adam", "Adam, BatchNorm", "QP-SBGD less Adam, BatchNorm"]
+    header = ["network", "QP-SBGD", "Adam", "Adam, BatchNorm", "QP-SBGD minus Adam, BatchNorm"]
     rows = []
     for shape, place, ours, adam, shown in (
         ("784-512-512-10", "mnist, hardtanh", DEFAULT, "Adam", "784-512-512-10, MNIST"),
-        ("784-512-512-10", "fashion, hardtanh", DEFAULT, "Adam", "784-512-512-10, Fashion-MNIST"),
         ("8 layers of 256", "fashion, sign", DEFAULT, "Adam", "8 layers, signs, Fashion-MNIST"),
         ("convolutional", "mnist, hardtanh", DEFAULT, "Adam", "convolutional, MNIST"),
         ("convolutional", "mnist, hardtanh", GAINS, "Adam, gains", "the same with `Gain`"),
@@ -216,7 +215,7 @@ def _in_short(results: Results) -> str:
         table = results.table("step", f"{shape}: test accuracy")
         column = table.header.index(place)
         found = {name: scores[column - 1].split(", p")[0] for name, *scores in table.rows}
-        less = f"{ours} less BatchNorm, Adam"
+        less = f"{ours} minus BatchNorm, Adam"
         rows.append([shown, found[ours], found[adam], found["BatchNorm, Adam"], found[less]])
     spoken = {name: scores for name, *scores in results.table("spoken-digits").rows}
     with_norm, less = spoken["Adam, BatchNorm"][:2]
@@ -319,8 +318,8 @@ PLACES: dict[str, Print] = {
     "starts": _table("bench/starts"),
     "public-problems": _public_problems,
     "rounding": _tables("rounding"),
-    "solve-quality": _table("solve-quality", "Test accuracy less"),
-    "solve-quality-loss": _table("solve-quality", "Training loss less"),
+    "solve-quality": _table("solve-quality", "Test accuracy minus"),
+    "solve-quality-loss": _table("solve-quality", "Training loss minus"),
     "solve-quality-rates": _table("solve-quality", "equal learning rates"),
     "solve-quality-sizes": _quality_sizes,
     "solve-quality-best": _table("solve-quality", "The best known spins"),

@@ -213,7 +213,7 @@ class VoteAccuracy(Experiment):
                 chosen = str(best_trial(where(own, stage="trial", tuned=_tuned(method))))
                 row = [method, str(estimate(mine["test_accuracy"])), *less]
                 rows.append([*row, ", ".join(map(str, suspects)) or "–", chosen])
-            header = ["method", "test accuracy", "less gather", "less signSGD", "suspects", "chosen of 6"]
+            header = ["method", "test accuracy", "minus gather", "minus signSGD", "suspects", "chosen of 6"]
             tables.append(Table(header, rows, f"A batch of {batch} over all workers, {EPOCHS} epochs"))
         notes = [
             "Every method gets six trials of its settings, one epoch on 50,000 images judged on the other "

@@ -122,7 +122,7 @@ class BitsExperiment(Experiment):
             ]
             rows.append([task, _NETWORKS[kind], SOLVER_LABELS[solver], *cells, gain])
         bits = (f"{k} bit{'s' * (k > 1)}" for k in COUNTS)
-        header = ["data", "network", "solver", *bits, "most less one bit"]
+        header = ["data", "network", "solver", *bits, "most bits minus one"]
         table = Table(header, rows, "Test accuracy against bits per weight")
         return Section(list(_NOTES), [table], [Figure("accuracy", _CAPTION, _figure(finals))])
 

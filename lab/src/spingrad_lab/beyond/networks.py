@@ -188,7 +188,7 @@ class Contest(Experiment):
                 found[::2], found[1::2], strict=True
             )
         ]
-        differences = [f"less {self.ours}", "less the best rival", "which it is"]
+        differences = [f"minus {self.ours}", "minus the best rival", "which it is"]
         header = ["network", DEFAULT, self.score.label, *differences]
         caption = "With whitening. Mean ± 95 % interval; Holm over the table."
         return Table(header, rows, caption)
@@ -210,7 +210,7 @@ class Contest(Experiment):
         header = [
             "method",
             self.score.label,
-            f"{self.ours} less this one",
+            f"{self.ours} minus this one",
             f"{self.ours} is",
             "chosen",
             "seeds",

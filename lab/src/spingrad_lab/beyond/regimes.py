@@ -190,7 +190,7 @@ def _in_points(finals: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gain_over_default(scores: pd.DataFrame, solver: str) -> dict[int, Paired]:
-    """By fan-in, in points of test accuracy: a solver less block descent, where both were trained with."""
+    """By fan-in, in points of test accuracy: a solver minus block descent, where both were trained with."""
     return {
         n: ahead(own, solver, "block", "solver", "points")
         for n, own in groups(_in_points(scores.sort_values("fan_in")), "fan_in")

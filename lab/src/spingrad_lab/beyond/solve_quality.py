@@ -248,7 +248,7 @@ def _differences(finals: dict[str, pd.DataFrame], score: Score, what: str = "") 
     rows = [[name, *(_difference(own.get(name), score) for own in found.values())] for name in names]
     rows.append(["pairs of runs", *(str(len(where(own, method=EXACT))) for own in finals.values())])
     unit = ", in points" if score is ACCURACY else ""
-    caption = f"{score.label.capitalize()} less that of exact solutions{unit}{what}"
+    caption = f"{score.label.capitalize()} minus that of exact solutions{unit}{what}"
     return Table(["solved to", *found], rows, caption)
 
 
@@ -287,7 +287,7 @@ def _table(task: str, finals: pd.DataFrame, trials: pd.DataFrame) -> Table:
             row.append(f"{found[name][0]}, {found[name][1]}" if name in found else "–")
         chosen = best_trial(where(trials, method=name), LOSS)
         rows.append([*row, str(chosen), str(len(own)), f"{own['run_seconds'].median():.1f}"])
-    header = ["solved to", "distance reached", "training loss", "less exact", "test accuracy", "less exact"]
+    header = ["solved to", "distance reached", "training loss", "minus exact", "test accuracy", "minus exact"]
     header += ["chosen", "seeds", "seconds of a run"]
     caption = f"{task}: mean ± 95 % interval; Holm over the table; † a learning rate at the end of its grid"
     return Table(header, rows, caption, folded=True)
@@ -297,7 +297,7 @@ _COLOURS: dict[str, str] = dict(zip(WAYS, (figures.BLUE, figures.GREEN, figures.
 
 
 def _figure(finals: dict[str, pd.DataFrame]) -> Any:
-    """A panel for each network: accuracy less that of exact solutions, over the distance reached."""
+    """A panel for each network: accuracy minus that of exact solutions, over the distance reached."""
     columns = min(3, len(finals))
     canvas, axes = figures.new(
         3.4 * columns, 2.9 * -(-len(finals) // columns), -(-len(finals) // columns), columns
@@ -334,7 +334,7 @@ def _job(stage: str, task: str, method: str, settings: Settings, seed: int) -> J
 
 
 _CAPTION = (
-    "Test accuracy less that of exact solutions, over the distance reached; means and 95 % intervals over "
+    "Test accuracy minus that of exact solutions, over the distance reached; means and 95 % intervals over "
     "seeds. The sign of the field is worse than random spins and not drawn."
 )
 _NOTES = (

@@ -383,7 +383,7 @@ def _verdict(shape: str, judged: dict[str, Finals]) -> Table:
             for finals in judged.values()
         ]
         if set(less) != {"–"}:
-            rows.append([f"{name} less BatchNorm, Adam", *less])
+            rows.append([f"{name} minus BatchNorm, Adam", *less])
     return Table(["candidate", *judged], rows, f"{shape}: test accuracy, fresh seeds, all training images")
 
 
@@ -424,7 +424,7 @@ def _figure(judged: dict[str, dict[str, Finals]]) -> str:
 
 
 _CAPTION = (
-    "Test accuracy less the mean of BatchNorm and Adam on the same network: seeds and their mean. *Gain* "
+    "Test accuracy minus the mean of BatchNorm and Adam on the same network: seeds and their mean. *Gain* "
     "stands where BatchNorm would."
 )
 _NOTES = (

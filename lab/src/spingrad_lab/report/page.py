@@ -72,12 +72,13 @@ BANNER = (
     "The notes describe the full sizes."
 )
 INTRO = (
-    "Every number was measured by the command beside it. Each method had the same number of trials of "
-    "its settings on validation data (on training loss where convergence is the claim); final runs use "
-    "fresh seeds. Intervals are 95 %. p-values are corrected by Holm's method for all tests of an "
-    "experiment, and in the first tables for all rows; a method is ahead or behind where the difference is "
-    "then significant, level only where an equivalence test shows that the difference is smaller than 0.3 "
-    "points (unless a table has another margin), and undecided otherwise. A loss is printed like a win."
+    "Every number was measured by the command beside it. Each method had the same number of trials of its "
+    "settings on validation data (on training loss where convergence is the claim); final runs use fresh "
+    "seeds. Intervals are 95 %. p-values are corrected by Holm's method over the tests of a table or of an "
+    "experiment, as each says, and in the first table of scores over all its rows; a method is ahead or "
+    "behind where the difference is then significant, level only where an equivalence test shows that the "
+    "difference is smaller than 0.3 points (unless a table has another margin), and undecided otherwise. A "
+    "loss is printed like a win."
 )
 # In the first bytes of what we write; a file without its mark is not replaced.
 HTML_MARK, MARKDOWN_MARK = b"<title>spingrad: ", b"# spingrad: "
