@@ -61,7 +61,7 @@ class Entrant:
 _OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], str]] = {
     DEFAULT: (METHODS[DEFAULT].make, figures.VERMILION),
     WHITENED: (partial(whitened, strength=0.125), figures.VERMILION),  # thinner than the default
-    STRONGER: (partial(whitened, strength=1.0), figures.YELLOW),
+    STRONGER: (partial(whitened, strength=1.0), "#6b2900"),  # dark vermilion
     "Adam": (partial(METHODS["BinaryConnect Adam"].make, beta2=BETA2), figures.BLUE),
     "Adam, window": (_windowed, figures.GREY),
     "signSGD": (partial(METHODS["BinaryConnect signSGD"].make, momentum=0.9), figures.GREEN),
