@@ -208,7 +208,8 @@ def test_the_quickstart_runs(capsys, monkeypatch):
 
 
 def run_script(name, *arguments):
-    command = [sys.executable, "-W", "error", ROOT / name, *arguments]
+    allowed = ["-W", "error", "-W", "ignore:numba is not installed"]
+    command = [sys.executable, *allowed, ROOT / name, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

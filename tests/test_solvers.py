@@ -1,4 +1,5 @@
 import itertools
+import warnings
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -157,6 +158,19 @@ def test_exact_proves_sixty_spins_with_noise_targets(r):
     for seed in range(5):
         solution = solver.solve(random_problem(r, 60, 1, seed=seed, dtype=torch.float64))
         assert solution.info["proved"].all(), f"seed {seed}: {solution.info}"
+
+
+def test_descent_says_that_it_is_coarser_without_numba(monkeypatch):
+    monkeypatch.setattr("spingrad.solvers.block_descent.HAS_NUMBA", False)
+    monkeypatch.setattr("spingrad.kernels.descent.HAS_NUMBA", False)
+    wide, narrow = (random_problem(20, n, 3, seed=0) for n in (33, 32))
+    with pytest.warns(UserWarning, match=r'numba is not installed: .*"spingrad\[fast\]"'):
+        BlockDescentSolver().solve(wide)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BlockDescentSolver().solve(narrow)
+        for chosen in ({"num_sweeps": 1}, {"backend": "torch"}):  # whoever chooses knows
+            BlockDescentSolver(**chosen).solve(wide)
 
 
 def test_inputs_that_are_always_zero_cost_the_decoder_nothing():

@@ -1,5 +1,6 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +14,10 @@ from spingrad.solvers.base import Solution, Solver, checked_start
 
 SMALL_FAN_IN = 32
 FEW_ROWS = 64  # up to here one sweep spin by spin is as fast as one by large blocks
+NO_NUMBA = (
+    f"numba is not installed: layers of more than {SMALL_FAN_IN} inputs get one sweep by blocks in place of "
+    'two over single spins; accuracy may be lower. pip install "spingrad[fast]", or set num_sweeps'
+)
 
 
 class BlockDescentSolver(Solver):
@@ -31,7 +36,8 @@ class BlockDescentSolver(Solver):
 
     Args:
         num_sweeps: Sweeps, the first included. By default 8 with a fan-in of 32 or less; 2 in wider layers
-            with at most 64 rows where numba sets single spins (CPU, single precision); else 1.
+            with at most 64 rows where numba sets single spins (CPU, single precision); else 1, with a warning
+            if numba is missing.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 32 or less.
         block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less.
@@ -103,6 +109,8 @@ class BlockDescentSolver(Solver):
             return self.num_sweeps or 8, self.num_reads or 8
         r = len(problem.rows)
         cheap = r <= FEW_ROWS and has_kernel(problem.H.T, r, self.backend)
+        if r <= FEW_ROWS and self.num_sweeps is None and self.backend == "auto" and not HAS_NUMBA:
+            warnings.warn(NO_NUMBA, stacklevel=3)
         return self.num_sweeps or (2 if cheap else 1), self.num_reads or 1
 
     def _block_size(self, problem: BinaryQuadratic, sweeps: int) -> int:
