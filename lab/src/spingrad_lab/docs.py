@@ -166,7 +166,7 @@ def _whitening(results: Results) -> str:
         for table in (table for table in results.section(name).tables if table.header[0] == "network"):
             commands.append(f"`spingrad-lab run {name}`")
             for network, whitening, score, *tests, rival in table.rows:
-                found = [_difference(test.partition(" ")[0], test.rpartition(", ")[2]) for test in tests]
+                found = [f"{test.partition(' ')[0]}, {test.rpartition(', ')[2]}" for test in tests]
                 strength = whitening.removeprefix("whitening ").removesuffix(", BatchNorm")
                 rows.append([network, strength, score, found[0], f"{found[1]} ({rival})"])
     header = ["network", "whitening", "score", "minus QP-SBGD", "minus the best rival"]
