@@ -169,6 +169,7 @@ def test_descent_says_that_it_is_coarser_without_numba(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         BlockDescentSolver().solve(narrow)
+        BlockDescentSolver().solve(random_problem(20, 33, 3, seed=0, dtype=torch.float64))  # no help
         for chosen in ({"num_sweeps": 1}, {"backend": "torch"}):  # whoever chooses knows
             BlockDescentSolver(**chosen).solve(wide)
 

@@ -78,8 +78,12 @@ def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Ten
 
 def has_kernel(H: Tensor, num_rows: int, backend: Backend) -> bool:
     """Whether :func:`descend_` can take a problem with these fields, shape ``(m, n)``, and so many rows."""
-    fits = num_rows <= MOST_ROWS and H.device.type == "cpu" and H.dtype == torch.float32
-    return fits and backend != "torch" and HAS_NUMBA
+    return HAS_NUMBA and backend != "torch" and fits_kernel(H, num_rows)
+
+
+def fits_kernel(H: Tensor, num_rows: int) -> bool:
+    """Whether :func:`descend_` could take it if numba were installed."""
+    return num_rows <= MOST_ROWS and H.device.type == "cpu" and H.dtype == torch.float32
 
 
 def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None = None) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spingrad._memory import Pool
 from spingrad._numbers import check_whole
-from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, flip_, has_kernel
+from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, fits_kernel, flip_, has_kernel
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver, checked_start
 
@@ -109,7 +109,8 @@ class BlockDescentSolver(Solver):
             return self.num_sweeps or 8, self.num_reads or 8
         r = len(problem.rows)
         cheap = r <= FEW_ROWS and has_kernel(problem.H.T, r, self.backend)
-        if r <= FEW_ROWS and self.num_sweeps is None and self.backend == "auto" and not HAS_NUMBA:
+        chosen = self.num_sweeps is not None or self.backend == "torch"
+        if not (HAS_NUMBA or chosen) and r <= FEW_ROWS and fits_kernel(problem.H.T, r):
             warnings.warn(NO_NUMBA, stacklevel=3)
         return self.num_sweeps or (2 if cheap else 1), self.num_reads or 1
 
