@@ -12,8 +12,8 @@ from spingrad.testing import check_solver
 from spingrad_lab.beyond import held_out, networks
 from spingrad_lab.data import spoken_digits
 from spingrad_lab.rivals import FOOF, Muon, SignOfMuon, Windowed
-from spingrad_lab.runs import Line, to_frame
-from spingrad_lab.tasks.networks import ResNet
+from spingrad_lab.runs import Line, seeded, to_frame
+from spingrad_lab.tasks.networks import ResNet, with_long_trials
 
 
 @pytest.mark.parametrize("norm", ["none", "Gain", "BatchNorm"])
@@ -44,6 +44,41 @@ def test_the_table_says_who_is_ahead_after_correction():
     (table,) = tables_of({"QP-SBGD": 0.95, "Adam": 0.93, "signSGD": 0.9501, "Muon": 0.97})
     says = {row[0]: row[3] for row in table.rows}
     assert says == {"QP-SBGD": "–", "Adam": "**ahead**", "signSGD": "level", "Muon": "**behind**"}
+
+
+def test_longer_trials_choose_among_the_best_rates():
+    def line(stage, lr, seed, accuracy):
+        job = {"stage": stage, "task": contest.tasks[0], "method": "QP-SBGD", "settings": {"lr": lr}}
+        return Line({**job, "seed": seed, "quick": False}, {"test_accuracy": accuracy}, 1.0, {})
+
+    contest = networks.FULLY
+    short = {0.1: 0.50, 0.01: 0.51, 0.001: 0.52, 0.0001: 0.40}
+    lines = [line("trial", lr, 1000, accuracy) for lr, accuracy in short.items()]
+    lines += [line("final", lr, seed, 0.6 + lr) for lr in short for seed in range(2)]
+    (row,) = contest.show(to_frame(lines)).tables[0].rows
+    assert (row[1][:6], row[-2]) == ("0.6010", "lr 0.001")
+    long = {0.1: 0.63, 0.01: 0.62, 0.001: 0.61, 0.0001: 0.99}  # the last was not among the best
+    lines += [line("longer trial", lr, 1000, accuracy) for lr, accuracy in long.items()]
+    (row,) = contest.show(to_frame(lines)).tables[0].rows
+    assert (row[1][:6], row[-2]) == ("0.7000", "lr 0.1†")
+
+
+def test_long_trials_hold_data_out_and_train_as_long_as_final_runs(data_folder):
+    def made(kind, tuning):
+        with seeded(0):
+            return kind(0, tuning, quick=False)
+
+    kind = networks.TASKS["CIFAR-10, residual"]
+    final, trial, long = made(kind, False), made(kind, True), made(with_long_trials(kind), True)
+    assert [(len(own.train[0]), own.epochs) for own in (final, trial, long)] == [
+        (10_000, 6),
+        (5_000, 2),
+        (10_000, 6),
+    ]
+    assert torch.equal(long.train[0], final.train[0])
+    assert torch.equal(long.test[0], trial.test[0])
+    trained = {image.numpy().tobytes() for image in long.train[0]}
+    assert not trained & {image.numpy().tobytes() for image in long.test[0]}
 
 
 def test_whitening_is_judged_in_a_table_of_its_own():

@@ -10,7 +10,7 @@ import pandas as pd
 from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, USUAL_GCN, Settings
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Duel, estimate, judged
+from spingrad_lab.report.statistics import Duel, estimate, judged, shown
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, best_trial, current_finals, matched
@@ -130,7 +130,7 @@ class Comparison(Experiment):
             if panel := self._panel(finals):
                 panels[task] = panel
         drawn = [self._figure(panels)] if panels else []
-        return Section([*self.notes, *_verdicts(duels)], tables, drawn)
+        return Section(list(self.notes), [*_against_the_best(duels), *tables], drawn)
 
     def _current(self, runs: pd.DataFrame, task: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Trials of today's grids, and the final runs with the settings that these choose, by method."""
@@ -243,13 +243,22 @@ class Comparison(Experiment):
         return Figure("curves", caption, to_svg(figures.curves(panels, "epoch", label)))
 
 
-def _verdicts(duels: list[Duel]) -> list[str]:
-    """One sentence for each test of an experiment, corrected for all of them."""
-    return [
-        f"**{duel.task}**, {duel.score}: {duel.names[0]} minus {duel.names[1]}, the best baseline: {test}: "
-        + (f"**{what}**." if what in ("ahead", "behind") else f"{what}.")
+def _against_the_best(duels: list[Duel]) -> list[Table]:
+    """A row for each test of an experiment, corrected for all of them; no table without tests."""
+    rows = [
+        [
+            duel.task,
+            duel.names[0],
+            duel.names[1],
+            test.signed,
+            f"{test.holm:.2g}",
+            shown(what),
+        ]
         for duel, test, what in judged(duels)
     ]
+    header = ["task", "method", "best baseline", "difference", "p (Holm)", "the method is"]
+    caption = f"Forms of QP-SBGD minus the best baseline, in {duels[0].score}." if duels else ""
+    return [Table(header, rows, caption)] if rows else []
 
 
 def _tuned(method: str) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
-from spingrad_lab.report.statistics import estimate, judged
+from spingrad_lab.report.statistics import estimate, judged, shown
 from spingrad_lab.report.verdicts import verdicts
 from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
@@ -36,12 +36,12 @@ table { border-collapse: collapse; font-size: 0.82rem; line-height: 1.35; margin
 caption { text-align: left; font-style: italic; padding-bottom: 0.3rem; }
 th, td { padding: 0.2rem 0.5rem; border-bottom: 1px solid #e5e5e5; text-align: left; vertical-align: top; }
 th { vertical-align: bottom; } th.number, td.number { text-align: right; }
-code { background: #f4f4f4; padding: 0.1rem 0.3rem; } td, code { overflow-wrap: anywhere; }
-td.number { overflow-wrap: normal; }
+code { background: #f4f4f4; padding: 0.1rem 0.3rem; overflow-wrap: anywhere; }
 details { margin: 0.6rem 0; font-size: 0.85rem; } summary { cursor: pointer; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { font-size: 0.85rem; }
 nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; font-size: 0.85rem; }
 .banner { background: #fbe3c8; padding: 0.6rem 1rem; font-weight: bold; }
+@media (max-width: 64rem) { table { display: block; overflow-x: auto; } }
 </style>
 </head>
 <body>
@@ -234,11 +234,9 @@ def _summary(parts: list[Part]) -> Table:
         name = part.name if known else f"{part.name}, {duel.task}"
         name += "" if duel.higher_is_better else f" ({duel.score}: lower is better)"
         ours, rival = (str(estimate(values)) for values in duel.values)
-        difference = f"{test.difference.mean:+.4f} ± {test.difference.half:.4f}"
-        shown = f"**{what}**" if what in ("ahead", "behind") else what
         control = str(estimate(duel.control)) if duel.control else "–"
         rival = f"{rival} ({duel.names[1].removeprefix('BinaryConnect ')})"
-        rows.append([name, ours, rival, difference, f"{test.holm:.2g}", shown, control])
+        rows.append([name, ours, rival, test.signed, f"{test.holm:.2g}", shown(what), control])
     header = [
         "experiment",
         "QP-SBGD",

@@ -20,6 +20,8 @@ class Estimate(NamedTuple):
     half: float
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "–"
         return f"{self.mean:.4f}" if math.isnan(self.half) else f"{self.mean:.4f} ± {self.half:.4f}"
 
     def percent(self) -> str:
@@ -53,9 +55,15 @@ class Paired(NamedTuple):
 
     def __str__(self) -> str:
         if math.isnan(self.difference.half):
-            return f"{self.difference.mean:+.4f}, one seed"
+            return f"{self.signed}, one seed"
         named = f"p = {self.p:.2g}" if self.holm is None else f"Holm p = {self.holm:.2g}"
-        return f"{self.difference.mean:+.4f} ± {self.difference.half:.4f}, {named}"
+        return f"{self.signed}, {named}"
+
+    @property
+    def signed(self) -> str:
+        """The difference with its sign and, of more than one seed, its 95 % interval."""
+        mean, half = self.difference
+        return f"{mean:+.4f}" if math.isnan(half) else f"{mean:+.4f} ± {half:.4f}"
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
@@ -163,6 +171,11 @@ class Duel:
     higher_is_better: bool = True
     margin: float = MARGIN
     control: Sequence[float] = ()
+
+
+def shown(what: Verdict) -> str:
+    """A verdict in Markdown: bold where the difference is significant."""
+    return f"**{what}**" if what in ("ahead", "behind") else what
 
 
 def judged(duels: Sequence[Duel]) -> list[tuple[Duel, Paired, Verdict]]:

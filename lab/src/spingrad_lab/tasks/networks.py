@@ -23,12 +23,23 @@ class Built(Task):
     """A task whose network may have a normalisation behind every binary layer."""
 
     normalisation: Norm = "none"
+    final_images: int
+    final_epochs: int
+    trial_images: int
+    trial_epochs: int
 
     def behind(self, batch_norm: type[nn.Module], size: int, last: bool = False) -> list[nn.Module]:
         """What stands behind a binary layer."""
         if self.normalisation == "Gain":
             return [Gain(LOUD if last else 1.0)]
         return [batch_norm(size)] if self.normalisation == "BatchNorm" else []
+
+
+def with_long_trials(kind: type[Built]) -> type[Built]:
+    """The same task, with as many images and epochs in trials as in final runs."""
+    return type(
+        kind.__name__, (kind,), {"trial_images": kind.final_images, "trial_epochs": kind.final_epochs}
+    )
 
 
 class FullyConnected(Built, Images):
@@ -87,19 +98,20 @@ class Cifar(Built, Photographs):
     In trials: 5,000 photographs, two epochs, 5,000 others held out.
     """
 
-    epochs, batch, channels = 6, 100, 16
+    batch, channels = 100, 16
+    final_epochs, trial_epochs = 6, 2
+    final_images, trial_images, held_out = 10_000, 5_000, 5_000
 
     def __init__(self, seed: int, tuning: bool, quick: bool) -> None:
         x, y = photographs("train")
         order = torch.randperm(len(x))
-        count = 400 if quick else 5_000 if tuning else 10_000
-        fit, held_out = order[:count], order[-(200 if quick else 5_000) :]
+        count = 400 if quick else self.trial_images if tuning else self.final_images
+        fit, held_out = order[:count], order[-(200 if quick else self.held_out) :]
         self.train = x[fit], y[fit]
         self.test = (x[held_out], y[held_out]) if tuning or quick else photographs("test")
-        if tuning:
-            self.epochs = 2
+        self.epochs = 1 if quick else self.trial_epochs if tuning else self.final_epochs
         if quick:
-            self.epochs, self.channels = 1, 4
+            self.channels = 4
 
     def _block(self, fan_in: int, fan_out: int, stride: int = 1) -> list[nn.Module]:
         convolution = BinaryConv2d(fan_in, fan_out, 3, stride=stride, padding=1)
