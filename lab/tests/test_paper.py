@@ -168,10 +168,9 @@ def test_the_verdict_compares_with_the_best_baseline_over_the_same_seeds():
         + finals("Bop", [9.0, 9.0, 9.0])
         + finals("ProxQuant", [1.5, 2.0, 3.1])
     )
-    notes = LOGISTIC_REGRESSION.show(to_frame(lines)).notes
-    verdict = next(note for note in notes if "best baseline" in note)
-    assert "QP-SBGD minus ProxQuant" in verdict
-    assert "-0.2000" in verdict
+    (verdict,) = LOGISTIC_REGRESSION.show(to_frame(lines)).tables[0].rows
+    assert verdict[:3] == ["symmetric", "QP-SBGD", "ProxQuant"]
+    assert "-0.2000" in verdict[3]
 
 
 @pytest.mark.parametrize("name", ["block", "sweeps", "exact", "sign", "annealing", "tabu", "feedback"])

@@ -5,7 +5,7 @@ from torch import nn
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad_lab.methods import DEFAULT, METHODS, PAPER_READING, PUBLISHED, SCALED_MEAN, Reading
 from spingrad_lab.paper.readings import METHODS as ROWS
-from spingrad_lab.paper.readings import NETWORKS, PAPER, READINGS
+from spingrad_lab.paper.readings import NETWORKS, PAPER, READINGS, SIGN_SGD
 from spingrad_lab.runs import Lab, read_lines, to_frame
 from spingrad_lab.tasks.small import mlp
 from spingrad_lab.tasks.training import as_read, loss_as_read, loss_of
@@ -58,6 +58,8 @@ def test_every_reading_has_a_row_and_a_verdict(data_folder, tmp_path, monkeypatc
     lab = Lab("readings", READINGS, tmp_path, quick=True, workers=0)
     READINGS.plan(lab)
     section = READINGS.show(to_frame(read_lines(lab.path)))
-    assert [row[0] for row in section.tables[0].rows] == list(ROWS)
-    assert any(PAPER in note and "signSGD" in note for note in section.notes)
+    verdict, table = section.tables
+    assert [row[0] for row in table.rows] == list(ROWS)
+    assert {(row[0], row[1]) for row in verdict.rows} == {(name, PAPER)}
+    assert [row[2] for row in verdict.rows] == list(SIGN_SGD)
     assert section.figures[0].svg.startswith("<svg")

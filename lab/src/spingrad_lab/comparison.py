@@ -9,8 +9,8 @@ import pandas as pd
 
 from spingrad_lab.methods import DEFAULT, LOGISTIC, METHODS, PUBLISHED, USUAL_GCN, Settings
 from spingrad_lab.report import figures
-from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import Duel, estimate, judged, shown
+from spingrad_lab.report.sections import Figure, Section, Table, table_of, to_svg
+from spingrad_lab.report.statistics import Duel, estimate
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import TUNING_SEED, Choice, Score, best_trial, current_finals, matched
@@ -130,7 +130,10 @@ class Comparison(Experiment):
             if panel := self._panel(finals):
                 panels[task] = panel
         drawn = [self._figure(panels)] if panels else []
-        return Section(list(self.notes), [*_against_the_best(duels), *tables], drawn)
+        if duels:
+            caption = f"Forms of QP-SBGD minus the best baseline, in {self.scores[0].label}."
+            tables.insert(0, table_of(duels, "best baseline", caption))
+        return Section(list(self.notes), tables, drawn)
 
     def _current(self, runs: pd.DataFrame, task: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Trials of today's grids, and the final runs with the settings that these choose, by method."""
@@ -241,24 +244,6 @@ class Comparison(Experiment):
             "only at the end. What ends outside of a panel is named at its edge."
         )
         return Figure("curves", caption, to_svg(figures.curves(panels, "epoch", label)))
-
-
-def _against_the_best(duels: list[Duel]) -> list[Table]:
-    """A row for each test of an experiment, corrected for all of them; no table without tests."""
-    rows = [
-        [
-            duel.task,
-            duel.names[0],
-            duel.names[1],
-            test.signed,
-            f"{test.holm:.2g}",
-            shown(what),
-        ]
-        for duel, test, what in judged(duels)
-    ]
-    header = ["task", "method", "best baseline", "difference", "p (Holm)", "the method is"]
-    caption = f"Forms of QP-SBGD minus the best baseline, in {duels[0].score}." if duels else ""
-    return [Table(header, rows, caption)] if rows else []
 
 
 def _tuned(method: str) -> str:

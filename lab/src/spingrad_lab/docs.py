@@ -191,7 +191,7 @@ def _step_finals(*shapes: str) -> Print:
             rows = [
                 [
                     named.get(method, method.replace("gains", "Gain")),
-                    *(score.split(", p")[0] for score in scores),
+                    *(score.partition(", ")[0] for score in scores),
                 ]
                 for method, *scores in found.rows
                 if method not in left_out
@@ -214,7 +214,7 @@ def _in_short(results: Results) -> str:
     ):
         table = results.table("step", f"{shape}: test accuracy")
         column = table.header.index(place)
-        found = {name: scores[column - 1].split(", p")[0] for name, *scores in table.rows}
+        found = {name: scores[column - 1].partition(", ")[0] for name, *scores in table.rows}
         less = f"{ours} minus BatchNorm, Adam"
         rows.append([shown, found[ours], found[adam], found["BatchNorm, Adam"], found[less]])
     spoken = {name: scores for name, *scores in results.table("spoken-digits").rows}

@@ -16,12 +16,12 @@ from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.solvers import DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, make_solver
 from spingrad_lab.report import figures
-from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate
+from spingrad_lab.report.sections import Figure, Section, Table, table_of, to_svg
+from spingrad_lab.report.statistics import Duel, estimate
 from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 from spingrad_lab.tasks.small import AdultTenLayers, Digits12, mlp
 from spingrad_lab.tasks.training import Task, endless_batches, take_step
-from spingrad_lab.trials import TUNING_SEED, Score, ahead, as_settings, best_trial
+from spingrad_lab.trials import TUNING_SEED, Score, as_settings, best_trial, matched
 
 PAIR, ADULT = "MNIST pair 1/2, 16-4-4-2", "Adult, ten layers"
 NOISE = (0.05, 0.02)
@@ -114,11 +114,11 @@ class Annealers(Experiment):
             "D-Wave's own client; it is kinder than a real chip. Control noise adds normal errors of "
             f"{NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled problem. QPU seconds "
             "are those that D-Wave's timing model charges.",
-            *self._verdicts(where(finals, task=PAIR)),
         ]
-        return Section(
-            notes, [table for table in tables if table.rows], self._figures(where(finals, task=PAIR))
-        )
+        pair = where(finals, task=PAIR)
+        if duels := self._duels(pair):
+            tables.append(table_of(duels, "rival", "Emulated QPUs minus the exact solver, in test accuracy."))
+        return Section(notes, [table for table in tables if table.rows], self._figures(pair))
 
     def _table(self, name: str, size: Size, finals: pd.DataFrame) -> Table:
         floor = "optimum" if size.task.exact else "certified bound"
@@ -138,11 +138,16 @@ class Annealers(Experiment):
         counts = f"{size.steps} steps, {size.num_reads} samples of each unit, seeds: {seeds}"
         return Table(header, rows, f"{name}: {counts}; energies as a share of ‖V‖²")
 
-    def _verdicts(self, finals: pd.DataFrame) -> list[str]:
+    def _duels(self, finals: pd.DataFrame) -> list[Duel]:
         """The emulated QPUs against the exact solver, seed by seed."""
         solved = set(finals["solver"]) if len(finals) else set()
         return [
-            f"{LABELS[name]} minus exact, test accuracy of {PAIR}: {ahead(finals, name, 'exact', 'solver')}."
+            Duel(
+                PAIR,
+                "test accuracy",
+                (LABELS[name], LABELS["exact"]),
+                matched(finals, name, "exact", "solver"),
+            )
             for name in ("qpu", "noisy-qpu")
             if {name, "exact"} <= solved
         ]

@@ -268,7 +268,9 @@ class Contest(Experiment):
         return Table(header, rows, f"{task}. Mean ± 95 % interval; Holm over the table.")
 
     def _rates(self, trials: pd.DataFrame) -> Any:
-        """A panel for each network: the score over the learning rate, a curve for each method."""
+        """A panel for each network: the error or loss over the learning rate, a curve for each method."""
+        from matplotlib import ticker
+
         tasks = [task for task in self.tasks if len(where(trials, task=task))]
         columns = min(2, len(tasks))
         rows = -(-len(tasks) // columns)
@@ -277,10 +279,20 @@ class Contest(Experiment):
             for name in self.entrants:
                 own = where(trials, task=task, method=name)
                 if len(own):
-                    _draw(panel, name, [s["lr"] for s in own["settings"]], list(own[self.score.name]))
-            label = f"{self.score.label.removeprefix('test ')} on held-out data"
-            panel.set(xscale="log", title=task, xlabel="learning rate", ylabel=label)
-        axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+                    scores = own[self.score.name]
+                    errors = 1 - scores if self.score.higher_is_better else scores
+                    _draw(panel, name, [s["lr"] for s in own["settings"]], list(errors))
+            panel.set(xscale="log", title=task, xlabel="learning rate")
+            if self.score.higher_is_better:  # on a linear axis all good methods are one line
+                panel.set(yscale="log", ylabel="error on held-out data")
+                panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+                panel.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0, symbol=" %"))
+                panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+            else:
+                panel.set(ylabel=f"{self.score.label.removeprefix('test ')} on held-out data")
+        drawn = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
+        legend = [drawn[name] for name in self.entrants if name in drawn]
+        axes[0, -1].legend(handles=legend, loc="upper left", bbox_to_anchor=(1, 1))
         for panel in axes.flat[len(tasks) :]:
             panel.set_visible(False)
         return canvas
@@ -289,10 +301,9 @@ class Contest(Experiment):
 def _draw(panel: Any, name: str, rates: list[float], scores: list[float]) -> None:
     entrant, points = ENTRANTS[name], sorted(zip(rates, scores, strict=True))
     line = {"none": "-", "Gain": "--", "BatchNorm": ":"}[entrant.norm]
-    width = 2.4 if entrant.make is METHODS[DEFAULT].make else 1.1
-    panel.plot(
-        *zip(*points, strict=True), line, marker=".", color=entrant.colour, linewidth=width, label=name
-    )
+    ours = entrant.make is METHODS[DEFAULT].make
+    look = {"marker": ".", "color": entrant.colour, "linewidth": 2.4 if ours else 1.1, "zorder": 2 + ours}
+    panel.plot(*zip(*points, strict=True), line, label=name, **look)
 
 
 def _job(stage: str, task: str, method: str, settings: Settings, seed: int) -> Job:
@@ -307,8 +318,8 @@ _NOTE = (
     "equivalence test says so, and undecided otherwise."
 )
 _ROBUST = (
-    "One trial for each learning rate: how much does each method depend on it? Dashed: with `Gain`; dotted: "
-    "with BatchNorm. Muon's learning rates are 30 times those shown."
+    "One trial for each learning rate: how much does each method depend on it? Lower is better. Dashed: with "
+    "`Gain`; dotted: with BatchNorm. Muon's learning rates are 30 times those shown."
 )
 FULLY = Contest(
     title="Fully connected networks",

@@ -23,7 +23,7 @@ from spingrad_lab.beyond.candidates import (
 from spingrad_lab.methods import DEFAULT, METHODS, ONE_BATCH, Method, OneSweep, Params, Settings, grid
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate, paired
+from spingrad_lab.report.statistics import Paired, estimate, family, paired
 from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 from spingrad_lab.tasks.images import Images, Name
 from spingrad_lab.tasks.training import train
@@ -295,6 +295,7 @@ class StepExperiment(Experiment):
         what = [[name, candidate.what] for name, candidate in CANDIDATES.items()]
         tables = [Table(["candidate", "what"], what)]
         judged: dict[str, dict[str, Finals]] = {}
+        heats: dict[str, Table] = {}
         for shape in SHAPES:
             trials: dict[str, pd.DataFrame] = {}
             finals: dict[str, Finals] = {}
@@ -306,10 +307,12 @@ class StepExperiment(Experiment):
                 if found := _finals(own):
                     finals[f"{data}, {activation}"] = found
             if trials:
-                tables.append(_heats(shape, trials))
+                heats[shape] = _heats(shape, trials)
             if finals:
-                tables.append(_verdict(shape, finals))
                 judged[shape] = finals
+        verdicts = _verdicts(judged)
+        for shape, heat in heats.items():
+            tables += [heat, verdicts[shape]] if shape in verdicts else [heat]
         total = len(DATA) * len(SHAPES) * len(ACTIVATIONS)
         notes = [
             *_NOTES,
@@ -367,10 +370,28 @@ def _finals(runs: pd.DataFrame) -> Finals | None:
     return found if len({len(own) for own in found.values()}) == 1 else None
 
 
+_HOLM = "Holm over the tables of all networks."
 _LANES = (*JUDGED, *LATE, "best of the others")
 
 
-def _verdict(shape: str, judged: dict[str, Finals]) -> Table:
+Test = tuple[str, str, str]
+"""Shape, network and candidate of a comparison with BatchNorm and Adam."""
+
+
+def _verdicts(judged: dict[str, dict[str, Finals]]) -> dict[str, Table]:
+    """The final runs of each shape; its tests are corrected for those of all shapes."""
+    tests = {
+        (shape, network, name): paired(finals[name], finals["BatchNorm, Adam"])
+        for shape, networks in judged.items()
+        for network, finals in networks.items()
+        for name in (DEFAULT, GAINS)
+        if name in finals
+    }
+    corrected = dict(zip(tests, family(list(tests.values())), strict=True))
+    return {shape: _verdict(shape, networks, corrected) for shape, networks in judged.items()}
+
+
+def _verdict(shape: str, judged: dict[str, Finals], tests: dict[Test, Paired]) -> Table:
     rows = []
     for lane in _LANES:
         own = [_lanes(finals).get(lane) for finals in judged.values()]
@@ -378,13 +399,12 @@ def _verdict(shape: str, judged: dict[str, Finals]) -> Table:
             rows.append([lane, *(str(estimate(scores)) if scores else "–" for scores in own)])
     rows.append(["which they are", *(list(finals)[-1] for finals in judged.values())])
     for name in (DEFAULT, GAINS):
-        less = [
-            str(paired(finals[name], finals["BatchNorm, Adam"])) if name in finals else "–"
-            for finals in judged.values()
-        ]
+        less = [str(tests.get((shape, network, name), "–")) for network in judged]
         if set(less) != {"–"}:
             rows.append([f"{name} minus BatchNorm, Adam", *less])
-    return Table(["candidate", *judged], rows, f"{shape}: test accuracy, fresh seeds, all training images")
+    return Table(
+        ["candidate", *judged], rows, f"{shape}: test accuracy, fresh seeds, all training images. {_HOLM}"
+    )
 
 
 def _lanes(finals: Finals) -> Finals:

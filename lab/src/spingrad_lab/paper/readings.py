@@ -12,8 +12,8 @@ from spingrad.baselines import SignSGD
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.methods import PAPER_READING, Method, Params, Reading, Settings
 from spingrad_lab.report import figures
-from spingrad_lab.report.sections import Figure, Section, Table, to_svg
-from spingrad_lab.report.statistics import estimate
+from spingrad_lab.report.sections import Figure, Section, Table, table_of, to_svg
+from spingrad_lab.report.statistics import Duel, estimate
 from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.images import pixels
 from spingrad_lab.tasks.small import (
@@ -26,7 +26,7 @@ from spingrad_lab.tasks.small import (
     pair_points,
 )
 from spingrad_lab.tasks.training import Task, VectorTask, train
-from spingrad_lab.trials import TUNING_SEED, ahead, best_trial, current_finals
+from spingrad_lab.trials import TUNING_SEED, best_trial, current_finals, matched
 
 
 class TenThousandImages(VectorTask):
@@ -131,19 +131,21 @@ class Readings(Experiment):
             return train(task, METHODS[job["method"]], job["settings"], job["seed"])
 
     def show(self, runs: pd.DataFrame) -> Section:
-        notes, tables, shown = list(_NOTES), [], {}
+        tables, shown, duels = [], {}, []
         for name in NETWORKS:
             own = where(runs, task=name)
             finals = current_finals(own, ["method"]) if len(own) else own
             if len(finals):
                 shown[name] = where(own, stage="trial")
                 tables.append(_table(name, shown[name], finals))
-                notes += _verdict(name, finals)
+                duels += _duels(name, finals)
+        if duels:
+            tables.insert(0, table_of(duels, "signSGD", _CLAIM))
         caption = (
             "Accuracy on validation data by learning rate, one run each. signSGD is drawn only for unscaled "
             "layers; the tables have both."
         )
-        return Section(notes, tables, [Figure("rates", caption, to_svg(_picture(shown)))])
+        return Section(list(_NOTES), tables, [Figure("rates", caption, to_svg(_picture(shown)))])
 
 
 def _job(stage: str, task: str, method: str, settings: Settings, seed: int) -> Job:
@@ -161,12 +163,11 @@ def _table(name: str, trials: pd.DataFrame, finals: pd.DataFrame) -> Table:
     return Table(header, rows, caption)
 
 
-def _verdict(name: str, finals: pd.DataFrame) -> list[str]:
+def _duels(name: str, finals: pd.DataFrame) -> list[Duel]:
     """The paper's reading against signSGD on the same layers, which is the paper's claim, and on others."""
     if not {PAPER, *SIGN_SGD} <= set(finals["method"]):
         return []
-    differences = (f"{rival}: {ahead(finals, PAPER, rival)}" for rival in SIGN_SGD)
-    return [f"**{name}**, test accuracy, {PAPER} minus {'; minus '.join(differences)}."]
+    return [Duel(name, "test accuracy", (PAPER, rival), matched(finals, PAPER, rival)) for rival in SIGN_SGD]
 
 
 def _picture(trials: dict[str, pd.DataFrame]) -> Any:
@@ -192,6 +193,7 @@ def _picture(trials: dict[str, pd.DataFrame]) -> Any:
     return canvas
 
 
+_CLAIM = "The published step in the paper's reading minus signSGD, in test accuracy."
 _NOTES = (
     "The paper does not say whether its loss is a mean or a sum over the batch, which sets the size of the "
     "target that the spins are to reach, and it writes its layers without a factor. A loss that is a mean, "

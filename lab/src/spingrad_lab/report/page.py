@@ -236,7 +236,7 @@ def _summary(parts: list[Part]) -> Table:
         ours, rival = (str(estimate(values)) for values in duel.values)
         control = str(estimate(duel.control)) if duel.control else "–"
         rival = f"{rival} ({duel.names[1].removeprefix('BinaryConnect ')})"
-        rows.append([name, ours, rival, test.signed, f"{test.holm:.2g}", shown(what), control])
+        rows.append([name, ours, rival, test.signed, test.corrected, shown(what), control])
     header = [
         "experiment",
         "QP-SBGD",
@@ -259,7 +259,7 @@ def _html(title: str, banner: str, tables: list[Table], groups: dict[str, list[P
 
     def rich(text: str) -> Markup:
         """Bold, emphasis and code of our own notes."""
-        safe = str(escape(text)).replace(" ± ", "\u00a0±\u00a0")
+        safe = str(escape(text)).replace(" ± ", "\u00a0±\u00a0").replace("lr ", "lr\u00a0")
         safe = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
         safe = re.sub(r"(?<!\w)\*(?! )(.+?)\*", r"<em>\1</em>", safe)
         return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", safe))

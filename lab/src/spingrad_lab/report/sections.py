@@ -2,8 +2,11 @@
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from spingrad_lab.report.statistics import Duel, judged, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -37,6 +40,21 @@ class Table:
         return (f"*{self.caption}*\n\n" if self.caption else "") + text
 
 
+def table_of(duels: Sequence[Duel], rival: str, caption: str) -> Table:
+    """A row for each comparison of a family; its p-values are corrected for all of them.
+
+    Args:
+        duels: The comparisons.
+        rival: What the second methods are.
+        caption: Of the table.
+    """
+    rows = [
+        [duel.task, *duel.names, test.signed, test.corrected, shown(what)]
+        for duel, test, what in judged(duels)
+    ]
+    return Table(["task", "method", rival, "difference", "p (Holm)", "the method is"], rows, caption)
+
+
 def three_digits(value: float) -> str:
     """A number with three significant digits, without a power of ten where it is large.
 
@@ -48,8 +66,9 @@ def three_digits(value: float) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell begins with a number and is no sentence."""
-    return len(cell) <= 40 and re.match(r"\*{0,2}[+−-]?\d", cell) is not None
+    """Whether a cell begins with a number and is no sentence; 784-512-10 is none."""
+    number = r"\*{0,2}[+−-]?\d[\d.,]*(e[+-]?\d+)?(?![\d.,-])"
+    return len(cell) <= 40 and re.match(number, cell) is not None
 
 
 @dataclass(frozen=True)

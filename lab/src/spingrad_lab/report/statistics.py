@@ -65,6 +65,11 @@ class Paired(NamedTuple):
         mean, half = self.difference
         return f"{mean:+.4f}" if math.isnan(half) else f"{mean:+.4f} ± {half:.4f}"
 
+    @property
+    def corrected(self) -> str:
+        """The p-value that is corrected for its family; a single seed has none."""
+        return "–" if self.holm is None or math.isnan(self.holm) else f"{self.holm:.2g}"
+
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     """``first - second``, seed by seed.
