@@ -63,6 +63,20 @@ def test_longer_trials_choose_among_the_best_rates():
     assert (row[1][:6], row[-2]) == ("0.7000", "lr 0.1†")
 
 
+def test_runs_can_be_shown_while_those_with_the_chosen_settings_are_not_finished():
+    def line(stage, method, lr, seed, accuracy):
+        job = {"stage": stage, "task": networks.FULLY.tasks[0], "method": method, "settings": {"lr": lr}}
+        return Line({**job, "seed": seed, "quick": False}, {"test_accuracy": accuracy}, 1.0, {})
+
+    names = ("QP-SBGD", networks.STRONGER, "Adam")
+    lines = [line("trial", name, lr, 1000, 0.8 + lr) for name in names for lr in (0.01, 0.1)]
+    lines += [line("final", name, 0.1, seed, 0.8) for name in names[1:] for seed in range(3)]
+    lines += [line("final", "QP-SBGD", 0.01, seed, 0.8) for seed in range(3)]  # chosen by earlier trials
+    (whitening,) = networks.FULLY.show(to_frame(lines)).tables
+    assert whitening.rows[0][3:5] == ["no common seed, undecided", "+0.0000 ± 0.0000, Holm p = 1, level"]
+    assert networks.FULLY.summary(to_frame(lines)) == []
+
+
 def test_long_trials_hold_data_out_and_train_as_long_as_final_runs(data_folder):
     def made(kind, tuning):
         with seeded(0):

@@ -73,5 +73,12 @@ def test_the_lower_loss_is_ahead():
     assert verdict(paired([0.1, 0.2], [0.5, 0.5]), 0.01, 1.0, higher_is_better=False) == "ahead"
 
 
+def test_methods_without_a_common_seed_have_no_difference():
+    test, other = family([paired([], []), paired([0.9, 0.8, 0.9], [0.7, 0.7, 0.6])])
+    assert (str(test), test.signed, test.corrected) == ("no common seed", "–", "–")
+    assert other.corrected == "0.074"  # a family of one
+    assert str(estimate([])) == "–"
+
+
 def test_a_single_seed_has_a_difference_and_nothing_else():
     assert str(paired([0.9], [0.7])) == "+0.2000, one seed"

@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """Mean and 95 % interval; a single value has no interval.
+    """Mean and 95 % interval; a single value has no interval, and no value has no mean either (NaN).
 
     Example:
         >>> print(estimate([1.0, 2.0, 3.0]))
@@ -40,7 +40,7 @@ def estimate(values: Iterable[float]) -> Estimate:
 
     array = np.fromiter(values, dtype=float)
     if len(array) < 2:
-        return Estimate(float(array.mean()), math.nan)
+        return Estimate(float(array[0]) if len(array) else math.nan, math.nan)
     quantile = stats.t.ppf(0.975, len(array) - 1)
     return Estimate(float(array.mean()), float(quantile * array.std(ddof=1) / math.sqrt(len(array))))
 
@@ -54,6 +54,8 @@ class Paired(NamedTuple):
     """The p-value corrected for all tests of its family (see :func:`family`), if it is part of one."""
 
     def __str__(self) -> str:
+        if math.isnan(self.difference.mean):
+            return "no common seed"
         if math.isnan(self.difference.half):
             return f"{self.signed}, one seed"
         named = f"p = {self.p:.2g}" if self.holm is None else f"Holm p = {self.holm:.2g}"
@@ -63,6 +65,8 @@ class Paired(NamedTuple):
     def signed(self) -> str:
         """The difference with its sign and, of more than one seed, its 95 % interval."""
         mean, half = self.difference
+        if math.isnan(mean):
+            return "–"
         return f"{mean:+.4f}" if math.isnan(half) else f"{mean:+.4f} ± {half:.4f}"
 
     @property
@@ -72,7 +76,7 @@ class Paired(NamedTuple):
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
-    """``first - second``, seed by seed.
+    """``first - second``, seed by seed; methods that are not finished may have no seed in common.
 
     Example:
         >>> print(paired([0.9, 0.8, 0.9], [0.7, 0.7, 0.6]))
@@ -82,7 +86,8 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     if len(differences) < 2 or not differences.std() > 0:  # a t-test needs spread
-        return Paired(estimate(list(differences)), 1.0 if not differences.any() else math.nan)
+        equal = len(differences) and not differences.any()
+        return Paired(estimate(list(differences)), 1.0 if equal else math.nan)
     return Paired(estimate(list(differences)), float(stats.ttest_1samp(differences, 0).pvalue))
 
 
