@@ -3,6 +3,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from helpers import ONE_BATCH, dense_record, posed
@@ -492,6 +493,62 @@ def test_any_solver_of_an_outside_author_will_do():
     optimizer.step()
     for old, new in zip(before, weights_of(model), strict=True):
         torch.testing.assert_close(new, old - 0.002)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+def test_spins_of_an_outside_solver_may_have_another_dtype(dtype):
+    class Signs(Solver):
+        def solve(self, problem, *, seed=0):
+            return Solution(problem, SignSolver().solve(problem).spins.to(dtype))
+
+    moved = []
+    for solver in (Signs(), SignSolver()):
+        model = small_model()
+        optimizer = QPSBGD(binary_parameters(model), lr=0.01, solver=solver)
+        backward(model)
+        optimizer.step()
+        moved.append(weights_of(model))
+    assert all(torch.equal(own, other) for own, other in zip(*moved, strict=True))
+
+
+def test_numbers_of_numpy_as_settings_are_saved_as_pythons(tmp_path):
+    model = small_model()
+    numbers = {"lr": np.logspace(-3, -1, 3)[1], "rank": np.int64(4), "momentum": np.float32(0.5)}
+    optimizer = QPSBGD(binary_parameters(model), seed=np.int64(3), **numbers)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["run"]["seed"] == 3
+    group = state["param_groups"][0]
+    assert {name: group[name] for name in numbers} == pytest.approx({"lr": 0.01, "rank": 4, "momentum": 0.5})
+
+
+def test_a_state_that_the_solver_refuses_changes_nothing():
+    class Refuses(BlockDescentSolver):
+        def state_dict(self):
+            return {"spent": 1}
+
+        def load_state_dict(self, state):
+            raise LookupError("not mine")
+
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), lr=0.1, solver=Refuses())
+    saved = copy.deepcopy(optimizer.state_dict())
+    backward(model)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.2
+    with pytest.raises(LookupError, match="not mine"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.run["step"] == 1
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert optimizer.state[model[0].weight]["step"] == 1
+
+
+def test_a_state_of_other_groups_is_an_error_that_names_both():
+    model = small_model()
+    optimizer = QPSBGD(binary_parameters(model), lr=0.1)
+    other = QPSBGD([model[0].weight], lr=0.1)
+    with pytest.raises(ValueError, match=r"as many weights as in this optimizer, \[2\], got \[1\]"):
+        optimizer.load_state_dict(other.state_dict())
 
 
 def test_a_record_of_two_matrices_is_all_the_method_needs():

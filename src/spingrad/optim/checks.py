@@ -1,8 +1,10 @@
 """Settings, weights and loaded states of QP-SBGD: whatever is wrong is said before anything moves."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +60,19 @@ def check_settings(group: dict[str, Any]) -> None:
         raise ValueError(f'rows is "uniform" or "normalized", got {rows!r}')
 
 
+def to_plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose numbers of numpy are Python's own, so that ``torch.load`` reads a saved state.
+
+    Example:
+        >>> import numpy as np
+        >>> to_plain({"lr": np.float64(0.5), "rank": np.int64(4), "rows": "uniform", "clamp": None})
+        {'lr': 0.5, 'rank': 4, 'rows': 'uniform', 'clamp': None}
+    """
+    return {
+        name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
+    }
+
+
 def check_run(run: object) -> None:
     """Raise a ``ValueError`` if seed, step or the number of skipped steps is not a whole number from 0."""
     for name in ("seed", "step", "skipped"):
@@ -87,13 +102,21 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
                 f"{sorted(map(str, state_dict))} and {type(state_dict.get(key)).__name__}"
             )
     check_run(state_dict["run"])
-    weights: dict[Any, Tensor] = {}
-    for i, group in enumerate(state_dict["param_groups"]):
+    loaded = state_dict["param_groups"]
+    for i, group in enumerate(loaded):
         if absent := SETTINGS - set(group if isinstance(group, dict) else ()):
             raise ValueError(f"group {i} of the loaded state lacks {sorted(absent)}")
+        if not isinstance(group["params"], list):
+            raise ValueError(f"params of group {i} is a list, got {type(group['params']).__name__}")
         check_settings(group)
-        if i < len(groups) and isinstance(group["params"], list):  # torch compares the numbers of both
-            weights |= dict(zip(group["params"], groups[i]["params"], strict=False))
+    sizes = [[len(group["params"]) for group in own] for own in (groups, loaded)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            "expected a state of parameter groups with as many weights as in this optimizer, "
+            f"{sizes[0]}, got {sizes[1]}"
+        )
+    pairs = zip(loaded, groups, strict=True)
+    weights = {key: own for one, two in pairs for key, own in zip(one["params"], two["params"], strict=True)}
     for key, state in state_dict["state"].items():
         if not isinstance(state, dict):
             raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
@@ -112,7 +135,7 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
 
 
 def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
-    """The solver's answers; if it is not of this package, they are checked before they are used."""
+    """The solver's answers. If it is not of this package, they are checked, and get the problem's dtype."""
     solutions = solver.solve_all(problems, seed=seed)
     if type(solver).__module__.partition(".")[0] == "spingrad":
         return solutions
@@ -121,13 +144,14 @@ def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[S
         raise ValueError(f"{name} returned {len(solutions)} solutions of {len(problems)} problems")
     for problem, solution in zip(problems, solutions, strict=True):
         spins = solution.spins
-        if spins.shape != problem.H.shape or not bool((spins.abs() == 1).all()):
+        if spins.shape != problem.H.shape or not bool(((spins == 1) | (spins == -1)).all()):
             raise ValueError(
                 f"{name} returned spins of shape {tuple(spins.shape)} from {float(spins.min()):g} to "
                 f"{float(spins.max()):g}; expected the shape {tuple(problem.H.shape)}, of inputs and units, "
                 "and every entry -1 or +1. spingrad.testing.check_solver(solver) tests a solver"
             )
-    return solutions
+    pairs = zip(problems, solutions, strict=True)
+    return [replace(solution, spins=solution.spins.to(problem.H)) for problem, solution in pairs]
 
 
 def check_weight(name: str, weight: Tensor) -> None:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
@@ -11,6 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from spingrad._memory import is_free
+from spingrad._numbers import check_whole
 from spingrad.optim import functional
 from spingrad.optim.checks import (
     IN_EVALUATION,
@@ -18,12 +20,12 @@ from spingrad.optim.checks import (
     NOT_FINITE,
     OTHER_GRADIENT,
     check_dtype,
-    check_run,
     check_settings,
     check_state,
     check_weight,
     completed,
     solved,
+    to_plain,
 )
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
@@ -132,11 +134,11 @@ class QPSBGD(Optimizer):
         self.solver = BlockDescentSolver() if solver is None else to_solver(solver)
         self.on_nonfinite = on_nonfinite
         self.keep_grad = keep_grad
-        self.run = {"seed": seed, "step": 0, "skipped": 0}
-        check_run(self.run)
+        check_whole("seed", seed, 0)
+        self.run = {"seed": index(seed), "step": 0, "skipped": 0}
         self._spare: dict[Tensor, Tensor] = {}  # the averages of one step before, as memory for the next
         settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, whitening=whitening)
-        super().__init__(params, settings | dict(rank=rank, rows=rows, clamp=clamp))
+        super().__init__(params, to_plain(settings | dict(rank=rank, rows=rows, clamp=clamp)))
 
     @classmethod
     def as_published(
@@ -160,7 +162,7 @@ class QPSBGD(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "seed" in param_group:
             raise ValueError("seed belongs to the run: pass it to QPSBGD, not to a group of parameters")
-        super().add_param_group(param_group)
+        super().add_param_group(to_plain(param_group))
         group = self.param_groups[-1]
         try:
             check_settings(group)
@@ -335,10 +337,10 @@ class QPSBGD(Optimizer):
         state_dict = completed(state_dict)
         check_state(state_dict, self.param_groups)
         own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
+        if "solver" in state_dict:
+            self.solver.load_state_dict(state_dict["solver"])  # first, since it may still refuse its part
         super().load_state_dict(own)
         self.run = dict(state_dict["run"])
-        if "solver" in state_dict:
-            self.solver.load_state_dict(state_dict["solver"])
 
     def __getstate__(self) -> dict[str, Any]:
         own = {

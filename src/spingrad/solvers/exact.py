@@ -50,9 +50,9 @@ class ExactSolver(Solver):
         self.max_nodes, self.time_limit = max_nodes, time_limit
 
     def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        """Solve every unit; ``initial``, shape ``(n, m)``, is one of the spins that the search must beat."""
         if not bool(problem.H.isfinite().all() & problem.rows.dense().isfinite().all()):
             raise ValueError("expected a problem of finite numbers, got NaN or infinity in its rows or in H")
-        """Solve every unit; ``initial``, shape ``(n, m)``, is one of the spins that the search must beat."""
         double = problem.double()
         start = None if initial is None else checked_start(double, initial)
         if problem.num_spins <= ENUMERABLE:
