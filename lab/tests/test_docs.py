@@ -41,8 +41,8 @@ EXCEPTIONS = {
         "to within 1 % of what the emulator",
     ],
     "arithmetic": [
-        "32 times the memory", "holds 4 bytes of latent weights, 4 bytes of signs",
-        "and 4 bytes of running averages", "12 GB for a billion weights", "95 % interval",
+        "32 times the memory", "holds 4 bytes each of latent weights", "keeps 4 bytes of signs",
+        "20 GB for a billion weights", "95 % interval",
     ],
     "from the authors' code": ["moves the limits to ±1.001"],
 }  # fmt: skip

@@ -57,6 +57,10 @@ def test_no_table_of_the_report_is_wider_than_its_page():
     assert not wide
 
 
+def test_every_experiment_of_the_report_is_finished():
+    assert "Unfinished:" not in (RESULTS / "report.md").read_text()
+
+
 def line(commit):
     return Line({"seed": 0, "quick": False}, {}, 30.0, {}, commit)
 

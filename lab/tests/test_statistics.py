@@ -3,7 +3,17 @@ import math
 import numpy as np
 import pytest
 
-from spingrad_lab.report.statistics import equivalence, estimate, family, holm, paired, verdict
+from spingrad_lab.report.statistics import (
+    Duel,
+    equivalence,
+    estimate,
+    family,
+    holm,
+    judged,
+    paired,
+    shown,
+    verdict,
+)
 
 
 def test_intervals_are_those_of_student():
@@ -67,6 +77,24 @@ def test_equal_scores_are_equivalent_and_a_single_seed_shows_nothing():
 def test_level_is_said_only_where_equivalence_was_shown(first, adjusted_p, equivalence_p, expected):
     result = paired(first, [0.5, 0.5])
     assert verdict(result, adjusted_p, equivalence_p) == expected
+
+
+def test_equivalence_is_corrected_for_its_family_too():
+    near = [0.9, 0.9026, 0.8978, 0.9007], [0.9, 0.9, 0.9, 0.9]
+    far = [0.9, 0.92, 0.88, 0.91], [0.9, 0.9, 0.9, 0.9]
+    p = equivalence(*near)
+    assert 0.025 < p < 0.05
+    duels = [Duel("here", "accuracy", ("ours", "other"), values) for values in (near, far)]
+    assert [what for _, _, what in judged(duels[:1])] == ["level"]
+    assert [what for _, _, what in judged(duels)] == ["undecided", "undecided"]
+
+
+def test_an_unusual_margin_is_named():
+    assert [shown("level"), shown("level", 0.01), shown("ahead", 0.01)] == [
+        "level",
+        "level within 0.01",
+        "**ahead**",
+    ]
 
 
 def test_the_lower_loss_is_ahead():

@@ -42,8 +42,8 @@ class BlockDescentSolver(Solver):
             fan-in of 32 or less.
         block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less.
             Wider layers have blocks of 1 where numba sets single spins and there are at most 64 rows or
-            several sweeps; else of 32 if more sweeps follow or there are at most 32 rows; else of about a third
-            of the fan-in.
+            several sweeps; else of 32 if more sweeps follow or there are at most 32 rows; else of about a
+            third of the fan-in.
         backend: Who sets single spins: ``"numba"`` (CPU only, extra ``fast``), ``"torch"``, or by default
             numba where it can.
 

@@ -49,7 +49,7 @@ def table_of(duels: Sequence[Duel], rival: str, caption: str) -> Table:
         caption: Of the table.
     """
     rows = [
-        [duel.task, *duel.names, test.signed, test.corrected, shown(what)]
+        [duel.task, *duel.names, test.signed, test.corrected, shown(what, duel.margin)]
         for duel, test, what in judged(duels)
     ]
     return Table(["task", "method", rival, "difference", "p (Holm)", "the method is"], rows, caption)

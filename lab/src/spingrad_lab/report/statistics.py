@@ -148,7 +148,7 @@ def verdict(
     Args:
         paired: The first method minus the second.
         adjusted_p: p-value of the difference, corrected for its family (see :func:`holm`).
-        equivalence_p: p-value of their equivalence (see :func:`equivalence`).
+        equivalence_p: p-value of their equivalence (see :func:`equivalence`), corrected for its family.
         higher_is_better: False if the score is a loss.
 
     Returns:
@@ -183,18 +183,23 @@ class Duel:
     control: Sequence[float] = ()
 
 
-def shown(what: Verdict) -> str:
-    """A verdict in Markdown: bold where the difference is significant."""
+def shown(what: Verdict, margin: float = MARGIN) -> str:
+    """A verdict in Markdown: bold where the difference is significant, and with an unusual margin."""
+    if what == "level" and margin != MARGIN:
+        return f"level within {margin:g}"
     return f"**{what}**" if what in ("ahead", "behind") else what
 
 
 def judged(duels: Sequence[Duel]) -> list[tuple[Duel, Paired, Verdict]]:
-    """Each duel of a family with its difference, p-values corrected for all of them, and its verdict."""
+    """Each duel of a family with its difference, its p-value and its verdict.
+
+    p-values of differences are corrected for all differences, those of equivalence for all equivalences.
+    """
     tests = family([paired(*duel.values) for duel in duels])
+    levels = holm([equivalence(*duel.values, duel.margin) for duel in duels])
     found = []
-    for duel, test in zip(duels, tests, strict=True):
+    for duel, test, level in zip(duels, tests, levels, strict=True):
         assert test.holm is not None
-        level = equivalence(*duel.values, duel.margin)
         found.append((duel, test, verdict(test, test.holm, level, duel.higher_is_better)))
     return found
 

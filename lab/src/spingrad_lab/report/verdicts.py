@@ -17,7 +17,7 @@ from spingrad_lab.report.sections import Table
 from spingrad_lab.runs import current_lines, to_frame, where
 from spingrad_lab.trials import ahead
 
-Verdict = Literal["reproduced", "not reproduced", "cannot be tested here", "not run yet"]
+Outcome = Literal["reproduced", "not reproduced", "cannot be tested here", "not run yet"]
 SGD, SIGN_SGD, PROXQUANT = "BinaryConnect SGD", "BinaryConnect signSGD", "ProxQuant"
 BASELINES = (SGD, SIGN_SGD, PROXQUANT)
 """The rivals that the paper compares itself with."""
@@ -31,7 +31,7 @@ class Judgement(NamedTuple):
     """What we find, whether it is what the paper finds, and why (not)."""
 
     ours: str
-    verdict: Verdict
+    verdict: Outcome
     why: str = ""
 
 
@@ -53,14 +53,14 @@ def verdicts(folder: Path) -> Table:
     """One row for each item of the paper, from the runs in a folder of results."""
     rows = []
     for item in ITEMS:
-        found = judged(item, folder)
+        found = judgement_of(item, folder)
         rows.append([item.name, item.finding, found.ours, f"**{found.verdict}**", found.why])
     counts = {verdict: sum(row[3] == f"**{verdict}**" for row in rows) for verdict in _VERDICTS}
     caption = "The paper, item by item: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     return Table(["item", "the paper's finding", "ours", "verdict", "why"], rows, f"{caption}.")
 
 
-def judged(item: Item, folder: Path) -> Judgement:
+def judgement_of(item: Item, folder: Path) -> Judgement:
     """The judgement of one item; without the runs it needs there is none yet."""
     if not item.experiment:
         return item.judge(pd.DataFrame())
@@ -71,11 +71,11 @@ def judged(item: Item, folder: Path) -> Judgement:
         return Judgement("–", "not run yet", str(missing))
 
 
-_VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "cannot be tested here", "not run yet")
+_VERDICTS: tuple[Outcome, ...] = ("reproduced", "not reproduced", "cannot be tested here", "not run yet")
 
 
 def _finals(experiment: str, runs: pd.DataFrame, task: str) -> pd.DataFrame:
-    """Final runs of a comparison, of which the rows as published must be there."""
+    """Final runs of a comparison, if there are any."""
     from spingrad_lab.comparison import Comparison
 
     comparison = EXPERIMENTS[experiment]
@@ -101,7 +101,7 @@ def _published(finals: pd.DataFrame) -> str:
     raise NotRunError("no runs as published in the paper's reading")
 
 
-class Duel(NamedTuple):
+class Lead(NamedTuple):
     """The row as published against the best of some rivals; a positive lead is ours."""
 
     text: str
@@ -114,14 +114,14 @@ class Duel(NamedTuple):
         return self.lead > self.half
 
 
-def _duel(
+def _lead(
     experiment: str,
     runs: pd.DataFrame,
     task: str,
     score: str = "test_accuracy",
     rivals: Sequence[str] = BASELINES,
     lower_is_better: bool = False,
-) -> Duel:
+) -> Lead:
     finals, sign = _finals(experiment, runs, task), -1 if lower_is_better else 1
     ours = _published(finals)
     means = finals.groupby("method")[score].mean()
@@ -131,47 +131,47 @@ def _duel(
     difference = ahead(finals, ours, best, score=score).difference
     name = best.removeprefix("BinaryConnect ")
     text = f"{means[ours]:.3f}, {name} {means[best]:.3f} ({_signed(difference.mean)} ± {difference.half:.3f})"
-    return Duel(text, float(means[ours]), sign * difference.mean, difference.half)
+    return Lead(text, float(means[ours]), sign * difference.mean, difference.half)
 
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def _best_of_all(duels: dict[str, Duel]) -> Judgement:
+def _best_of_all(found: dict[str, Lead]) -> Judgement:
     """The paper: its method is ahead of every rival, in each of these tasks."""
-    leads = [name for name, duel in duels.items() if duel.ahead]
-    ours = "; ".join(f"{name}: {duel.text}" if len(duels) > 1 else duel.text for name, duel in duels.items())
-    verdict: Verdict = "reproduced" if len(leads) == len(duels) else "not reproduced"
-    why = "ahead beyond the 95 % interval" if len(duels) == 1 else f"ahead in {len(leads)} of {len(duels)}"
-    behind = [duel for duel in duels.values() if -duel.lead > duel.half]
+    leads = [name for name, own in found.items() if own.ahead]
+    ours = "; ".join(f"{name}: {own.text}" if len(found) > 1 else own.text for name, own in found.items())
+    verdict: Outcome = "reproduced" if len(leads) == len(found) else "not reproduced"
+    why = "ahead beyond the 95 % interval" if len(found) == 1 else f"ahead in {len(leads)} of {len(found)}"
+    behind = [own for own in found.values() if -own.lead > own.half]
     if not leads:
-        why = "behind the best rival" if len(behind) == len(duels) else "not ahead beyond the 95 % interval"
+        why = "behind the best rival" if len(behind) == len(found) else "not ahead beyond the 95 % interval"
     return Judgement(ours, verdict, why)
 
 
 def _logistic(runs: pd.DataFrame) -> Judgement:
     tasks = ("symmetric", "offset", "random")
     return _best_of_all(
-        {t: _duel("logistic", runs, t, "excess", (SGD, SIGN_SGD), lower_is_better=True) for t in tasks}
+        {t: _lead("logistic", runs, t, "excess", (SGD, SIGN_SGD), lower_is_better=True) for t in tasks}
     )
 
 
 def _adult_two(runs: pd.DataFrame) -> Judgement:
-    duel = _duel("adult-two-layer", runs, "15-10-1", rivals=(SGD,))
-    similar = abs(duel.lead) < SIMILAR and not duel.ahead
-    verdict: Verdict = "reproduced" if similar else "not reproduced"
-    return Judgement(duel.text, verdict, "test accuracy: losses of unscaled layers are not comparable")
+    own = _lead("adult-two-layer", runs, "15-10-1", rivals=(SGD,))
+    similar = abs(own.lead) < SIMILAR and not own.ahead
+    verdict: Outcome = "reproduced" if similar else "not reproduced"
+    return Judgement(own.text, verdict, "test accuracy: losses of unscaled layers are not comparable")
 
 
 def _adult_ten(runs: pd.DataFrame) -> Judgement:
-    duel = _duel("adult-ten-layer", runs, "ten layers", rivals=(SGD, SIGN_SGD))
+    own = _lead("adult-ten-layer", runs, "ten layers", rivals=(SGD, SIGN_SGD))
     finals = _finals("adult-ten-layer", runs, "ten layers")
     fails = float(where(finals, method=PROXQUANT)["test_accuracy"].mean())
-    ours = f"{duel.text}, ProxQuant {fails:.3f}"
+    ours = f"{own.text}, ProxQuant {fails:.3f}"
     larger = f"is hardly better than always saying the larger class ({MAJORITY:.0%})"
     stuck = f"ProxQuant {larger if fails < MAJORITY + SIMILAR else 'trains'}"
-    if duel.ahead:
+    if own.ahead:
         return Judgement(ours, "reproduced", stuck)
     return Judgement(ours, "not reproduced", f"{stuck}; unscaled, ten layers hardly train")
 
@@ -180,21 +180,21 @@ def _pairs(runs: pd.DataFrame) -> Judgement:
     from spingrad_lab.paper.small import MNIST_PAIRS, TABLE_1
 
     stroke = [task for task in MNIST_PAIRS.tasks if "stroke" in task]
-    duels = {task[:3]: _duel("mnist-pairs", runs, task) for task in stroke}
-    best = [pair for pair in ("1/2", "1/7") if duels[pair].ahead]
-    levels = [abs(duels[pair].mean - own["QP-SBGD as published, exact"]) for pair, own in TABLE_1.items()]
-    ours = "; ".join(f"{pair}: {duel.text}" for pair, duel in duels.items())
-    verdict: Verdict = "reproduced" if len(best) == 2 else "not reproduced"
+    found = {task[:3]: _lead("mnist-pairs", runs, task) for task in stroke}
+    best = [pair for pair in ("1/2", "1/7") if found[pair].ahead]
+    levels = [abs(found[pair].mean - own["QP-SBGD as published, exact"]) for pair, own in TABLE_1.items()]
+    ours = "; ".join(f"{pair}: {own.text}" for pair, own in found.items())
+    verdict: Outcome = "reproduced" if len(best) == 2 else "not reproduced"
     why = f"best in {len(best)} of these 2; {sum(gap <= 0.03 for gap in levels)} of 3 accuracies within 0.03"
     return Judgement(ours, verdict, f"{why}; features of the stroke")
 
 
 def _graph(experiment: str, task: str) -> Callable[[pd.DataFrame], Judgement]:
-    return lambda runs: _best_of_all({task: _duel(experiment, runs, task)})
+    return lambda runs: _best_of_all({task: _lead(experiment, runs, task)})
 
 
 def _adult_small(runs: pd.DataFrame) -> Judgement:
-    found = _best_of_all({"3-5-2": _duel("adult-small", runs, "3-5-2", "train_accuracy")})
+    found = _best_of_all({"3-5-2": _lead("adult-small", runs, "3-5-2", "train_accuracy")})
     return found._replace(why=f"{found.why}; its order of D-Wave and signSGD cannot be tested here")
 
 
@@ -214,7 +214,7 @@ def _direction(runs: pd.DataFrame) -> Judgement:
     walks = where(runs, method=RIVAL, scale=False)
     chance = float(np.mean(np.abs(_against(walks, "arbitrary")) > ACCEPTED))
     agree = float(np.mean(share(where(runs, method=PUBLISHED, reduction="sum", scale=False), "all")))
-    verdict: Verdict = "reproduced" if min(z) > ACCEPTED else "not reproduced"
+    verdict: Outcome = "reproduced" if min(z) > ACCEPTED else "not reproduced"
     why = f"agrees in {agree:.0%} of entries; but random spins leave the band in {chance:.0%} of runs"
     return Judgement(f"Z {np.mean(z):.1f} ({min(z):.1f} to {max(z):.1f})", verdict, why)
 
@@ -232,7 +232,7 @@ def _direction_of_signs(runs: pd.DataFrame) -> Judgement:
 
     z, ours = _z_values(runs, RIVAL, "mean"), _z_values(runs, PUBLISHED, "sum")
     lower = np.mean(z) < np.mean(ours)
-    verdict: Verdict = "reproduced" if lower else "not reproduced"
+    verdict: Outcome = "reproduced" if lower else "not reproduced"
     text = f"Z {np.mean(z):.1f} ({min(z):.1f} to {max(z):.1f})".replace("-", "−")
     return Judgement(
         text, verdict, f"{'below' if lower else 'above'} the published step's {np.mean(ours):.1f}"
@@ -282,7 +282,7 @@ def _layers(runs: pd.DataFrame) -> "pd.DataFrame":
 
 def _evolution(runs: pd.DataFrame) -> Judgement:
     density = float(_layers(runs)["density"].mean())
-    verdict: Verdict = "reproduced" if density < 0.5 else "not reproduced"
+    verdict: Outcome = "reproduced" if density < 0.5 else "not reproduced"
     return Judgement(f"{density:.1%} of the couplings are not zero", verdict, "ZᵀZ of a batch is dense")
 
 
@@ -296,7 +296,7 @@ def _energies(runs: pd.DataFrame) -> Judgement:
 def _similarity(runs: pd.DataFrame) -> Judgement:
     own = _layers(runs)
     mean, chance, high = (float(own[key].mean()) for key in ("enumeration", "random", "enumeration highest"))
-    verdict: Verdict = "reproduced" if mean <= chance else "not reproduced"
+    verdict: Outcome = "reproduced" if mean <= chance else "not reproduced"
     why = f"{'more' if mean > chance else 'no more'} alike than random spins ({chance:.2f}); no QPU"
     return Judgement(f"ten lowest states: mean {mean:.2f}, highest pair {high:.2f}", verdict, why)
 
@@ -309,7 +309,7 @@ def _ablation(runs: pd.DataFrame) -> Judgement:
     spread = {by: float(np.ptp(own.groupby(by)["test_accuracy"].mean())) for by in ("lr", "fraction")}
     ours = f"{spread['lr']:.3f} by step size, {spread['fraction']:.3f} by batch size"
     holds = spread["lr"] > spread["fraction"]
-    verdict: Verdict = "reproduced" if holds else "not reproduced"
+    verdict: Outcome = "reproduced" if holds else "not reproduced"
     return Judgement(ours, verdict, "range of the accuracy over four values of each")
 
 
@@ -317,7 +317,7 @@ def _gap(runs: pd.DataFrame) -> Judgement:
     _need(len(runs) > 0, "no runs of spectral-gap")
     single = where(runs.dropna(subset="update"), batch=1)["as published"]
     one, two = (float(np.mean([own["plain"][place][0] for own in single])) for place in (0, 1))
-    verdict: Verdict = "reproduced" if two < 0.9 * one else "not reproduced"
+    verdict: Outcome = "reproduced" if two < 0.9 * one else "not reproduced"
     return Judgement(f"{one:.3f} and {two:.3f}", verdict, "no term joins two neurons: each keeps its own gap")
 
 
@@ -338,7 +338,7 @@ def _growth(runs: pd.DataFrame) -> Judgement:
         for axis in ("width", "batch")
     ]
     ours = f"time to the power {powers[0]:.2f} of the width and {powers[1]:.2f} of the batch"
-    verdict: Verdict = "reproduced" if min(powers) > 1.7 else "not reproduced"
+    verdict: Outcome = "reproduced" if min(powers) > 1.7 else "not reproduced"
     return Judgement(ours, verdict, "the matrix of the QUBO is never formed, so the batch costs linear time")
 
 
@@ -353,7 +353,7 @@ def _wide(runs: pd.DataFrame) -> Judgement:
     )
     means = finals.groupby("method")["test_accuracy"].mean()
     leads = [ahead(finals, PAPER, rival).difference for rival in RIVALS]
-    verdict: Verdict = "reproduced" if all(d.mean > d.half for d in leads) else "not reproduced"
+    verdict: Outcome = "reproduced" if all(d.mean > d.half for d in leads) else "not reproduced"
     plain, momentum = (float(means[rival]) for rival in RIVALS)
     ours = f"{means[PAPER]:.3f}, signSGD {plain:.3f}, with momentum 0.9 {momentum:.3f}, all unscaled"
     scaled = max(float(means[rival]) for rival in SIGN_SGD if rival not in RIVALS)
