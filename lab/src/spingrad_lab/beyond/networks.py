@@ -351,8 +351,8 @@ PHOTOGRAPHS = Contest(
         "decided: in trials of a sixth of the steps other rates are best. Networks of the literature are far"
         " larger and train far longer: binary weights reach 0.917 there with BinaryConnect (Courbariaux et "
         "al., 2015), 0.913 with Bop (Helwegen et al., 2019), both VGG-like.",
-        "The sign of FOOF's step on the VGG-like network is older than the sample of patches from all images, "
-        "on which its targets depend: it had a sample of their left edges.",
+        "The sign of FOOF's step on the VGG-like network is older than the sample of patches from all "
+        "images, on which its targets depend: it had a sample of their left edges.",
     ),
 )
 TRANSFORMER = Contest(
