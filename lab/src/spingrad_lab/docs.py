@@ -140,7 +140,10 @@ def _table(name: str, caption: str = "", column: str = "", *, without: str = "")
         table = results.table(name, caption, column)
         kept = [place for place, header in enumerate(table.header) if header != without]
         header, *rows = [[row[place] for place in kept] for row in (table.header, *table.rows)]
-        return Table(header, rows, table.caption).to_markdown()
+        marked = any("†" in cell for row in rows for cell in row)
+        return Table(
+            header, rows, table.caption if marked else table.caption.partition(" †")[0]
+        ).to_markdown()
 
     return _with_origin(name, printed)
 
