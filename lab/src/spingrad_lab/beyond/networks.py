@@ -343,16 +343,14 @@ PHOTOGRAPHS = Contest(
     entrants=(*WITH, "QP-SBGD, Gain", "Adam, Gain", "QP-SBGD", "Adam", PUBLISHED),
     seeds=3,
     ours="QP-SBGD, BatchNorm",
-    longer=("CIFAR-10, residual",),
+    longer=tuple(CIFAR),
     notes=(
         "10,000 of the 50,000 photographs, 6 epochs (in trials 5,000 and 2), 16 to 64 channels; the first "
-        "layer is real. With BatchNorm, the three best learning rates of each method on the residual network"
-        " had a second trial as long as a final run, with 10,000 photographs and 6 epochs, which then "
-        "decided: in trials of a sixth of the steps other rates are best. Networks of the literature are far"
-        " larger and train far longer: binary weights reach 0.917 there with BinaryConnect (Courbariaux et "
-        "al., 2015), 0.913 with Bop (Helwegen et al., 2019), both VGG-like.",
-        "The sign of FOOF's step on the VGG-like network is older than the sample of patches from all "
-        "images, on which its targets depend: it had a sample of their left edges.",
+        "layer is real. With BatchNorm, the three best learning rates of each method had a second trial as "
+        "long as a final run, with 10,000 photographs and 6 epochs, which then decided: in trials of a sixth"
+        " of the steps other rates are best. Networks of the literature are far larger and train far longer:"
+        " binary weights reach 0.917 there with BinaryConnect (Courbariaux et al., 2015), 0.913 with Bop "
+        "(Helwegen et al., 2019), both VGG-like.",
     ),
 )
 TRANSFORMER = Contest(
