@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import ONE_BATCH
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
@@ -208,3 +209,14 @@ def test_a_baseline_that_follows_qpsbgd_takes_over_its_weights(baseline):
     assert record_of(model.weight) is not None
     baseline([model.weight])
     assert record_of(model.weight) is None
+
+
+def test_a_copy_of_a_network_that_proxquant_trains_computes_with_real_weights_too():
+    model = BinaryLinear(4, 2)
+    optimizer = ProxQuant(binary_parameters(model), regularization=1e-3, lr=1e-2)
+    x = torch.ones(3, 4)
+    for copied in (copy.deepcopy(model), AveragedModel(model).module):
+        assert torch.equal(copied(x), model(x))
+    optimizer.project()
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert not torch.equal(copied(x), model(x))

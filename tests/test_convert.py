@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 from spingrad import (
     QPSBGD,
@@ -172,6 +172,30 @@ class Odd(nn.Linear):
         return super().forward(x) + 1
 
 
+class Masked(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("mask", torch.ones(sizes[1]))
+
+
+def replaced():
+    model = mlp()
+    model[0].forward = lambda x: x
+    return model
+
+
+def weight_hooked():
+    model = mlp()
+    model[0].weight.register_hook(lambda grad: 2 * grad)
+    return model
+
+
+def state_hooked():
+    model = mlp()
+    model[0].register_load_state_dict_pre_hook(lambda *_: None)
+    return model
+
+
 def broken():
     model = mlp()
     model[0].weight.data[0, 0] = float("nan")
@@ -193,6 +217,13 @@ REFUSED = {
         r"0 \(ParametrizedLinear\) has a parametrization",
     ),
     "its own forward": (lambda: nn.Sequential(Odd(4, 3)), r"0 \(Odd\) is a Linear with a forward of its own"),
+    "a forward of this layer": (replaced, r"0 \(Linear\) is a Linear with a forward of its own"),
+    "its own tensors": (
+        lambda: nn.Sequential(Masked(4, 3)),
+        r"0 \(Masked\) .* tensors of its own, \['mask'\]",
+    ),
+    "weight hooks": (weight_hooked, r"0 \(Linear\) has hooks on weight"),
+    "state hooks": (state_hooked, r"0 \(Linear\) has hooks on its state_dict"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), r"0 \(LazyLinear\) has no weights yet"),
     "meta": (lambda: nn.Sequential(nn.Linear(3, 3, device="meta")), "meta device"),
     "nan": (broken, r"0 \(Linear\) has weights that are not finite"),
@@ -209,6 +240,14 @@ def test_what_cannot_be_converted_is_refused_by_name_and_nothing_is_changed(case
     with pytest.raises(ValueError, match=message):
         convert(model)
     assert not any(isinstance(module, BinaryLayer) for module in model.modules())
+
+
+def test_what_torch_leaves_on_a_layer_is_no_reason_to_refuse_it():
+    layer = parametrizations.weight_norm(nn.Linear(4, 3))
+    parametrize.remove_parametrizations(layer, "weight")
+    layer.bias.register_hook(lambda grad: 2 * grad)  # the bias itself is kept
+    assert layer._load_state_dict_pre_hooks
+    assert isinstance(convert(layer), BinaryLinear)
 
 
 def test_wrong_arguments_are_explained():

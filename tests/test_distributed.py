@@ -460,6 +460,17 @@ def test_gather_solves_64_units_at_a_time_each_block_with_a_seed_of_its_own():
     assert len({seed for _, seed in seen}) == 3
 
 
+@pytest.mark.parametrize("reduction", [Gather, Vote])
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_a_solver_that_does_not_return_spins_is_refused_before_its_answer_is_sent(reduction, value):
+    class Constant(SignSolver):
+        def solve(self, problem, *, seed=0):
+            return Solution(problem, torch.full_like(problem.H, value))
+
+    with pytest.raises(ValueError, match=r"Constant returned spins .* every entry -1 or \+1"):
+        reduction(Constant(), Thread()).solve(random_problem(5, 9, 3, seed=0))
+
+
 def test_the_state_of_the_solver_goes_through_the_vote():
     class Stateful(SignSolver):
         spent = 0

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from test_export import BACKENDS, batch_norm, images, made
 from torch import nn
+from torch.nn.utils import prune
 
-from spingrad import BinaryConv1d, BinaryConv2d, BinaryLinear, Bits, Sign, sign
+from spingrad import BinaryConv1d, BinaryConv2d, BinaryLinear, Bits, Sign, binary_parameters, sign
+from spingrad.baselines import ProxQuant
 from spingrad.export import PackedModel, pack, verify
 from spingrad.export.stages import Add, Concat
 
@@ -201,6 +203,122 @@ class Decides(nn.Module):
 def test_what_cannot_be_packed_is_named_by_its_path(part, message):
     with pytest.raises(ValueError, match=message):
         pack(nn.Sequential(BinaryLinear(4, 8), part, BinaryLinear(8, 2)))
+
+
+def small():
+    return nn.Sequential(BinaryLinear(12, 24), Sign(), BinaryLinear(24, 4))
+
+
+def negative(*args):
+    return -args[-1]
+
+
+class Negative(BinaryLinear):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class Flipped(BinaryLinear):
+    def inputs(self, x):
+        return x.flip(-1)
+
+
+class Doubled(BinaryLinear):
+    def product(self, x, weight):
+        return 2 * super().product(x, weight)
+
+
+class Other(Sign):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+def hooked(place, before=False):
+    model = small()
+    module = model.get_submodule(place)
+    (module.register_forward_pre_hook if before else module.register_forward_hook)(negative)
+    return model
+
+
+def hooked_around():
+    model = nn.DataParallel(small())
+    model.register_forward_hook(negative)
+    return model
+
+
+def with_forward(place):
+    model = small()
+    model.get_submodule(place).forward = negative
+    return model
+
+
+def relaxed():
+    model = small()
+    ProxQuant(binary_parameters(model), lr=0.1)
+    return model
+
+
+def pruned():
+    model = nn.Sequential(nn.Linear(12, 24), Sign(), BinaryLinear(24, 4))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: hooked("0"), r"0 \(BinaryLinear\) has hooks"),
+        (lambda: hooked("1", before=True), r"1 \(Sign\) has hooks"),
+        (lambda: hooked(""), r"the network \(Sequential\) has hooks"),
+        (hooked_around, "DataParallel has hooks"),
+        (lambda: with_forward("2"), r"2 \(BinaryLinear\) changes forward of BinaryLinear"),
+        (lambda: with_forward(""), r"the network \(Sequential\) changes forward"),
+        (lambda: nn.Sequential(Negative(12, 4)), r"0 \(Negative\) changes forward of BinaryLinear"),
+        (lambda: nn.Sequential(Flipped(12, 4)), r"0 \(Flipped\) changes inputs"),
+        (lambda: nn.Sequential(Doubled(12, 4)), r"0 \(Doubled\) changes product"),
+        (lambda: nn.Sequential(small(), Other()), r"1 \(Other\) changes forward of Sign"),
+        (relaxed, r"0 \(BinaryLinear\): its weights are still real numbers.*project\(\)"),
+        (pruned, r'0 \(Linear\): its weight is computed .* prune\.remove\(module, "weight"\)'),
+    ],
+)
+def test_what_the_graph_would_leave_out_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        pack(model())
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = BinaryLinear(12, 24)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_a_hook_of_a_users_module_is_part_of_the_graph():
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(Block(), BinaryLinear(24, 4)),
+        np.random.default_rng(0).integers(0, 256, (50, 12)),
+    )
+    model[0].register_forward_hook(lambda *args: sign(args[-1]))
+    expected = model(torch.from_numpy(x).float()).argmax(1).numpy()
+    np.testing.assert_array_equal(pack(model, (12,), scale=1.0).classes(x.astype(np.uint8)), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_hook_of_torch_that_computes_the_weight_is_packed():
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(12, 24)), Sign(), BinaryLinear(24, 4))
+    with torch.no_grad():
+        model(torch.zeros(1, 12))  # leaves a weight that can be copied
+    assert pack(model, (12,)).num_weights == 12 * 24 + 24 * 4
+
+
+def test_a_projected_network_is_packed():
+    model = small()
+    optimizer = ProxQuant(binary_parameters(model), lr=0.1)
+    optimizer.project()
+    assert pack(model).num_weights == 12 * 24 + 24 * 4
 
 
 class InPlace(nn.Module):

@@ -11,8 +11,16 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters, record_of
-from spingrad.baselines import SignSGD
+from spingrad import (
+    QPSBGD,
+    BinaryConv2d,
+    BinaryLinear,
+    Sign,
+    binary_parameters,
+    real_parameters,
+    record_of,
+)
+from spingrad.baselines import Bop, SignSGD
 from spingrad.solvers import BlockDescentSolver, DimodSolver, Solution, Solver
 from spingrad.testing import check_solver, random_problem
 
@@ -113,6 +121,25 @@ def _():
                 loss_of(model, data(seed=seed)).backward()
                 optimizer.step()
             assert equal(weights(model), expected)
+
+
+@habit("`weight.grad` set to zero in other ways: `.zero_()`, `.data.zero_()`, `*= 0`, zeros in its place")
+def _():
+    def put(weight):
+        weight.grad = torch.zeros_like(weight)
+
+    clears = [lambda w: w.grad.data.zero_(), lambda w: w.grad.detach().zero_(), lambda w: w.grad.fill_(0)]
+    clears += [lambda w: torch.zero_(w.grad), lambda w: torch._foreach_zero_([w.grad]), put]
+    clears += [lambda w: w.grad.mul_(0), lambda w: w.grad.__imul__(0)]
+    expected = train(*ready(), steps=1)
+    for clear in clears:
+        model, optimizer = ready()
+        loss_of(model, data(seed=9)).backward()
+        for _, weight in binary_parameters(model):
+            clear(weight)
+        loss_of(model, data(seed=0)).backward()
+        optimizer.step()
+        assert equal(weights(model), expected)
 
 
 @habit("gradient accumulation over several `backward()`")
@@ -298,9 +325,13 @@ def _():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     train(model, optimizer, 1)
     assert all(moved(model, before))
-    model, kept = ready()  # which lives on, and whose step nobody calls
-    with pytest.warns(UserWarning, match=r"stop_recording\(weight\)"):
-        train(model, torch.optim.Adam(model.parameters(), lr=1e-2), 102)
+    model, kept = ready()  # which lives on
+    for settings in ({}, {"foreach": True}, {"fused": True}):
+        with pytest.raises(RuntimeError, match=r"reads weight\.grad .*stop_recording\(weight\)"):
+            train(model, torch.optim.AdamW(model.parameters(), lr=1e-2, **settings), 1)
+    for settings in ({}, {"foreach": True}):
+        with pytest.raises(RuntimeError, match=r"weight decay reads weight\.grad"):
+            train(model, torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=0.1, **settings), 1)
     del kept
 
 
@@ -341,21 +372,43 @@ def _():
     def masked():
         weight.grad.mul_(torch.ones(24, 1))
 
-    for change in (weight.grad.neg_, masked, lambda: weight.grad.add_(0.1)):
+    def assigned():
+        weight.grad.data = weight.grad * 0.5
+
+    changes = [weight.grad.neg_, masked, lambda: weight.grad.add_(0.1), lambda: weight.grad.mul_(-1)]
+    changes += [assigned, lambda: torch._foreach_mul_([weight.grad], [torch.ones(24, 1)])]
+    changes += [lambda: torch._foreach_neg_([weight.grad]), lambda: weight.grad.copy_(torch.ones(24, 12))]
+    for change in changes:
         with pytest.raises(RuntimeError, match=r"on weight\.grad .* no effect"):
             change()
-    weight.grad = torch.randn_like(weight)
+    for keep_grad in (False, True):
+        for change in (torch.randn_like, torch.neg, lambda grad: grad * 0.5 + 1e-3, torch.clone):
+            model, optimizer = ready(keep_grad=keep_grad)
+            loss_of(model).backward()
+            model[0].weight.grad = change(model[0].weight.grad)
+            with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
+                optimizer.step()
+
+
+@habit("`weight.register_hook`, also to watch gradients")
+def _():
+    model, optimizer = ready()
+    handle = model[0].weight.register_hook(torch.neg)
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match=r"layer '0': it has a hook by weight.register_hook"):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
+    model, optimizer = ready(keep_grad=True)
+    seen = []
+    model[0].weight.register_hook(lambda grad: seen.append(grad.norm()))
+    expected = train(*ready())
+    assert equal(train(model, optimizer), expected)
+    assert len(seen) == 4
+    model[0].weight.register_hook(torch.neg)
+    loss_of(model).backward()
     with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
         optimizer.step()
-    expected = train(*ready())
-    model, optimizer = ready()
-    for seed in range(4):
-        loss_of(model).backward()
-        for _, weight in binary_parameters(model):
-            weight.grad.data.zero_()  # as in old scripts
-        loss_of(model, data(seed=seed)).backward()
-        optimizer.step()
-    assert equal(weights(model), expected)
 
 
 @habit("`torch.nn.utils.prune`, `weight_norm` and other parametrizations")
@@ -364,6 +417,8 @@ def _():
     prune.l1_unstructured(model[0], "weight", 0.5)
     with pytest.raises(ValueError, match=r"layer '0': its weight is computed"):
         binary_parameters(model)
+    with pytest.raises(RuntimeError, match="its weight is pruned"):  # with another optimizer, too
+        loss_of(model)
 
 
 @habit("step hooks and forward or backward hooks")
@@ -628,6 +683,44 @@ def _():
         optimizer.step()
     with pytest.raises(ValueError, match="layer '2': the latent weight"):
         QPSBGD(binary_parameters(model))
+    del optimizer
+    for own in (model, model.eval()):
+        assert loss_of(own).isnan()
+    net = nn.Sequential(nn.Linear(12, 8), Sign(), BinaryLinear(8, 4))
+    net[0].weight.data[0, 0] = math.nan
+    assert loss_of(net).isnan()  # behind a sign, too
+    for optimizer in (SignSGD(binary_parameters(net)), Bop(binary_parameters(net))):
+        loss_of(net).backward()
+        optimizer.step()
+        assert net[2].weight.isnan().any()
+
+
+@habit("a second `backward()` through a graph from before the step")
+def _():
+    for kind in (QPSBGD, SignSGD):
+        model = small()
+        optimizer = kind(binary_parameters(model))
+        loss = loss_of(model)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@habit("`optimizer.load_state_dict` with the weights in another order")
+def _():
+    torch.manual_seed(0)
+    model = nn.Sequential(BinaryLinear(12, 12), BinaryLinear(12, 12), BinaryLinear(12, 4))
+    optimizer = QPSBGD(binary_parameters(model))
+    train(model, optimizer)
+    weights_with_names = binary_parameters(model)
+    other = QPSBGD([weights_with_names[i] for i in (1, 0, 2)])
+    with pytest.raises(ValueError, match=r"another order, \['0.weight', '1.weight', '2.weight'\]"):
+        other.load_state_dict(optimizer.state_dict())
+    wrapped = nn.ModuleDict({"module": model})  # whose names have a prefix
+    other = QPSBGD(binary_parameters(wrapped))
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["param_names"][0] == "module.0.weight"
 
 
 @habit("`optimizer.load_state_dict` with NaN, or with settings out of range")

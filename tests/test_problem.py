@@ -207,6 +207,28 @@ def test_wrong_shapes_are_explained():
         BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
 
 
+@pytest.mark.parametrize(
+    ("rows", "fields", "offset"),
+    [(1.0, float("nan"), 0.0), (float("inf"), 1.0, 0.0), (1e25, 1.0, 0.0), (1.0, 1.0, float("nan"))],
+)
+def test_problems_whose_energies_are_not_finite_are_refused(rows, fields, offset):
+    given = torch.full((5, 4), rows), torch.full((4, 2), fields), torch.full((2,), offset)
+    with pytest.raises(ValueError, match=r"finite in torch\.float32, got rows with the norm"):
+        BinaryQuadratic.of(DenseRows(given[0]), *given[1:])
+
+
+def test_inputs_too_large_for_single_precision_make_a_problem_in_double():
+    Z, V = 1e25 * torch.ones(5, 4), 1e25 * torch.ones(5, 2)
+    with pytest.raises(ValueError, match=r"make large numbers smaller or use torch\.float64"):
+        BinaryQuadratic.least_squares(Z, V)
+    assert (
+        BinaryQuadratic.least_squares(Z.double(), V.double())
+        .energy(torch.ones(4, 2).double())
+        .isfinite()
+        .all()
+    )
+
+
 def test_the_energy_between_the_spins_is_that_of_the_least_squares_form():
     Z, V, G = (torch.randn(*shape, dtype=torch.float64) for shape in ((5, 4), (5, 3), (4, 3)))
     energy = BinaryQuadratic.least_squares(Z, V).energy(G)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from spingrad.solvers import ExactSolver
+from spingrad.solvers import ExactSolver, Solution
 from spingrad.testing import check_solver, random_problem
 
 ray = pytest.importorskip("ray")
@@ -85,6 +85,16 @@ def test_a_task_that_ends_two_actors_is_an_error(tmp_path):
     farm = RaySolver(lambda: Mortal(tmp_path, 2), 1)
     with pytest.raises(ray.exceptions.RayActorError):
         farm.solve(random_problem(10, 8, 2, seed=1))
+
+
+class Half(ExactSolver):
+    def solve(self, problem, *, seed=0):
+        return Solution(problem, torch.full_like(problem.H, 0.5))
+
+
+def test_a_solver_that_does_not_return_spins_is_an_error_of_the_farm():
+    with pytest.raises(ValueError, match=r"Half returned spins .* every entry -1 or \+1"):
+        RaySolver(Half, 1).solve(random_problem(10, 8, 2, seed=1))
 
 
 def test_connect_keeps_the_cluster_there_is():

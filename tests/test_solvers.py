@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import dimod
+import numpy as np
 import pytest
 import torch
 from dwave.samplers import RandomSampler, SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
@@ -429,6 +430,31 @@ def test_a_sampler_may_answer_in_bits():
 
     problem = random_problem(r=20, n=6, m=3, seed=0)
     assert torch.equal(DimodSolver(Bits()).solve(problem).spins, ExactSolver().solve(problem).spins)
+
+
+@pytest.mark.parametrize("value", [0, 3, 0.5, float("nan")])
+def test_a_sampler_that_does_not_return_spins_is_refused(value):
+    class Constant:
+        parameters = MappingProxyType({})
+
+        def sample(self, bqm, **_):
+            samples = np.full((2, len(bqm.variables)), value), [*bqm.variables]
+            return dimod.SampleSet.from_samples(samples, "SPIN", energy=0)
+
+    for whole_layers in (False, True):
+        with pytest.raises(ValueError, match=f"with the spin {value}; expected -1 or \\+1"):
+            DimodSolver(Constant(), whole_layers=whole_layers).solve(random_problem(6, 5, 2, seed=0))
+
+
+def test_a_sampler_that_leaves_out_a_variable_is_refused():
+    class Short:
+        parameters = MappingProxyType({})
+
+        def sample(self, bqm, **_):
+            return dimod.SampleSet.from_samples(np.ones((2, len(bqm.variables) - 1)), "SPIN", energy=0)
+
+    with pytest.raises(ValueError, match="no value of the variable 4; expected one of each of the 5"):
+        DimodSolver(Short()).solve(random_problem(6, 5, 2, seed=0))
 
 
 def test_problems_that_are_not_finite_or_not_of_floats_are_refused():

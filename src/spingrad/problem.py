@@ -89,9 +89,15 @@ class BinaryQuadratic:
 
     @classmethod
     def of(cls, rows: Rows, H: Tensor, offset: Tensor | None = None) -> "BinaryQuadratic":
-        """A problem in which no unit is idle, and the offset is zero unless given."""
+        """A problem in which no unit is idle, and the offset is zero unless given.
+
+        Raises:
+            ValueError: Its energies are not finite.
+        """
         none = torch.zeros(H.shape[1], dtype=torch.bool, device=H.device)
-        return cls(rows, H, H.new_zeros(H.shape[1]) if offset is None else offset, none)
+        problem = cls(rows, H, H.new_zeros(H.shape[1]) if offset is None else offset, none)
+        _check_energies(problem)
+        return problem
 
     @property
     def num_spins(self) -> int:
@@ -246,6 +252,21 @@ class BinaryQuadratic:
         small = whole.compressed()
         G = box_minimum(small.rows.dense(), whole.H, whole.offset, tolerance, max_iterations)
         return box_bound(whole.rows.dense(), whole.H, whole.offset, G)
+
+
+@torch.no_grad()
+def _check_energies(problem: BinaryQuadratic) -> None:
+    """Refuse NaN, infinity, and numbers so large that energies could overflow."""
+    norm = float(problem.rows.norm())
+    linear, offset = (float(own.abs().sum()) for own in (problem.H, problem.offset))
+    largest = problem.num_spins * norm * norm + 2 * linear + offset  # ‖Z G‖² is at most n ‖Z‖²
+    if not largest < torch.finfo(problem.H.dtype).max:
+        raise ValueError(
+            f"expected finite numbers whose energies are finite in {problem.H.dtype}, got rows with the norm "
+            f"{norm:.3g}, H with the sum {linear:.3g} of its magnitudes and offsets with {offset:.3g}. Look "
+            "for NaN and infinity, and make large numbers smaller or use torch.float64; the best spins are "
+            "those of Z and V both divided by one number"
+        )
 
 
 def _check_saved(tensors: dict[str, Tensor]) -> None:

@@ -68,7 +68,7 @@ class Record:
 
     def note(self, x: Tensor, grad: Tensor, geometry: tuple[int, ...], training: bool = True) -> None:
         """Keep a pass until torch accumulates into the weight; forget it if torch never does."""
-        if self._cleared():
+        if not self._is_ours():  # somebody has put zeros or another gradient in the place of the mark
             self.clear()
         task = torch._C._current_graph_task_id()
         if task not in self._pending:
@@ -100,14 +100,41 @@ class Record:
         return self._zeros
 
     def has_other_gradient(self) -> bool:
-        """Whether torch or somebody else has put more into ``weight.grad`` than the mark of this record."""
+        """Whether torch or somebody else has put more into ``weight.grad`` than what this record explains."""
         weight = self._weight()
-        if self.keep_grad or not self._passes or weight is None or weight.grad is None:
+        if not self._passes or weight is None or weight.grad is None:
             return False
+        if not self._is_ours():
+            return True
         grad, others = weight.grad, self._others
+        if self.keep_grad:
+            return not _has_process_group() and not self._explains(grad)  # a group may have averaged it
         if not isinstance(grad, _Mark) or grad._version != 0:  # clipping writes to it too, without a change
             others = [*others, _is_anything(grad)]
         return any(bool(other) for other in others)
+
+    def is_hooked(self) -> bool:
+        """Whether a hook of the weight waits for a gradient, which is not computed."""
+        return not self.keep_grad and bool(getattr(self._weight(), "_backward_hooks", None))
+
+    def _explains(self, grad: Tensor) -> bool:
+        """Whether a gradient is that of the record, up to its size, which clipping changes."""
+        own = torch.cat([record.rows.pull_back(record.grad) for record in self.layers()]).flatten()
+        found = grad.detach().as_subclass(Tensor).flatten().to(own)
+        if not bool(own.isfinite().all()):
+            return True  # the step says so
+        size = torch.dot(found, own) / torch.dot(own, own).clamp_min(torch.finfo(own.dtype).tiny)
+        exact = all(p.x.dtype == p.grad.dtype == _wide(p.x) for p in self._passes)
+        rest = (found - size * own).norm()
+        return bool(rest <= (1e-3 if exact else 3e-2) * found.norm()) and bool(size >= 0)
+
+    def _is_ours(self) -> bool:
+        """Whether ``weight.grad`` is the mark of this record, or a process group has put its own there."""
+        weight = self._weight()
+        grad = None if weight is None else weight.grad
+        if isinstance(grad, _Mark):
+            return grad.record() is self
+        return grad is not None and _has_process_group() and grad._is_view()
 
     def _cleared(self) -> bool:
         weight = self._weight()
@@ -192,6 +219,10 @@ def _wide(grad: Tensor) -> torch.dtype:
     return torch.promote_types(grad.dtype, torch.float32)
 
 
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _forget(record: "weakref.ref[Record]", task: int) -> None:
     if (own := record()) is not None:
         own._pending.pop(task, None)
@@ -205,7 +236,8 @@ class _Mark(Tensor):
     """``weight.grad`` of a weight with a record: what is done to it is done to the record.
 
     Setting it to zero in place clears the record, and a ``GradScaler`` that unscales it unscales the record.
-    Other changes would have no effect on the step, and raise an error.
+    Clipping leaves the direction of a gradient, which is what the step uses. Other changes would have no
+    effect on the step, and raise an error. So does another optimizer, which would read zeros.
     """
 
     record: "weakref.ref[Record]"
@@ -222,39 +254,89 @@ class _Mark(Tensor):
     ) -> Any:
         if func == _DATA:  # p.grad.data.zero_() is p.grad.zero_()
             return args[0]
-        if args and isinstance(args[0], _Mark) and _edits(func, args):
-            raise RuntimeError(
-                f"{func.__name__} on weight.grad of a binary weight that trains by records: the step reads "
-                "the record and not weight.grad, so this would have no effect. What works: a hook on the "
-                "layer's output, or an optimizer that uses gradients, such as SignSGD of spingrad.baselines"
-            )
+        name = getattr(func, "__name__", "").removeprefix("_foreach_")
+        first, *others = (_marks(arg) for arg in args)
+        unscales = func is torch._amp_foreach_non_finite_check_and_unscale_
+        if _is_in_place(name) and not unscales:
+            for place, mark in first:
+                _check_change(mark, name, args, place)
+        if (name in _MOVES or name.startswith("_fused_")) and not first:
+            _check_read(name, [mark for found in others for _, mark in found])
+        if name == "add" and len(args) > 1:  # weight decay, before the gradient is read
+            own = args[1] if isinstance(args[1], list | tuple) else [args[1]]
+            decayed = [mark for place, mark in first if place < len(own) and own[place] is mark.weight()]
+            _check_read("weight decay", decayed)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-        if func is torch._amp_foreach_non_finite_check_and_unscale_:
-            grads, found_inf, inv_scale = args
-            for grad in grads:
-                if isinstance(grad, _Mark) and (record := grad.record()) is not None:
-                    record.unscale(found_inf, inv_scale)
+        if unscales:
+            for _, mark in first:
+                if (record := mark.record()) is not None:
+                    record.unscale(*args[1:])
+        elif name in _CONVERSIONS and first and type(result) is Tensor and (record := args[0].record()):
+            return _Mark.of(result, record)
         return result
 
-    def zero_(self) -> Tensor:
-        if (record := self.record()) is not None:
-            record.clear()
-        return super().zero_()
+    def weight(self) -> Tensor | None:
+        record = self.record()
+        return None if record is None else record._weight()
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_EDITS = {"__setitem__", "__iadd__", "__isub__", "add_", "sub_", "neg_", "sign_", "copy_", "fill_", "normal_"}
-_EDITS |= {"uniform_", "masked_fill_", "index_fill_", "addcmul_", "addcdiv_", "lerp_", "where_"}
+_CONVERSIONS = {"detach", "to", "double", "float", "cpu", "cuda"}  # of a model that is moved, for example
+_IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__"}
 _FACTORS = {"mul_", "div_", "__imul__", "__itruediv__"}
+_HARMLESS = {"requires_grad_", "detach_", "clamp_", "clamp_min_", "clamp_max_", "clip_", "nan_to_num_"}
+_HARMLESS |= {"share_memory_"}
+_MOVES = {"add_", "sub_", "lerp_", "addcmul_", "addcdiv_"}  # how optimizers read gradients
 
 
-def _edits(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a function changes more of a gradient than its size, as clipping does."""
-    name = getattr(func, "__name__", "")
-    if name in _FACTORS:
-        return len(args) > 1 and isinstance(args[1], Tensor) and args[1].numel() > 1
-    return name in _EDITS
+def _marks(arg: Any) -> list[tuple[int, _Mark]]:
+    """The marks in an argument, and their places if it is a list."""
+    tensors = arg if isinstance(arg, list | tuple) else [arg]
+    return [(place, own) for place, own in enumerate(tensors) if isinstance(own, _Mark)]
+
+
+def _is_in_place(name: str) -> bool:
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _check_change(mark: _Mark, name: str, args: tuple[Any, ...], place: int) -> None:
+    """Clear the record if a gradient becomes zero; an error if more of it changes than its size."""
+    value = args[1] if len(args) > 1 else None
+    if isinstance(value, list | tuple) and isinstance(args[0], list | tuple):
+        value = value[place]
+    is_zero = isinstance(value, int | float) and value == 0
+    if name == "zero_" or (is_zero and name in ("fill_", "mul_", "__imul__")):
+        if (record := mark.record()) is not None:
+            record.clear()
+    elif name == "__set__" and isinstance(value, _Mark):  # grad.data of a model that is moved
+        pass
+    elif name == "__set__" or not (name in _HARMLESS or (name in _FACTORS and _is_size(value))):
+        what = "an assignment to .data" if name == "__set__" else name
+        raise RuntimeError(
+            f"{what} on weight.grad of a binary weight that trains by records: the step reads the record and "
+            "not weight.grad, so this would have no effect. What works: a hook on the layer's output, or an "
+            "optimizer that uses gradients, such as SignSGD of spingrad.baselines"
+        )
+
+
+def _is_size(factor: Any) -> bool:
+    """Whether a factor changes no more than the size of a gradient, as clipping does."""
+    if not isinstance(factor, Tensor):
+        return not factor < 0
+    on_cpu = factor.device.type == "cpu"  # elsewhere, a look at it would have to wait for the device
+    return factor.numel() == 1 and not (on_cpu and bool(factor < 0))
+
+
+def _check_read(name: str, marks: Sequence[_Mark]) -> None:
+    records = [record for mark in marks if (record := mark.record()) is not None]
+    if any(not record.keep_grad for record in records):
+        raise RuntimeError(
+            f"{name} reads weight.grad of a binary weight, which is not computed, since a QPSBGD trains this "
+            "weight by records. Give another optimizer real_parameters(model). If it should train binary "
+            "weights, call spingrad.stop_recording(weight) for each of them first. To watch gradients, pass "
+            "keep_grad=True to QPSBGD"
+        )
 
 
 def _untouched_zeros(weight: Tensor) -> Tensor:
@@ -273,12 +355,12 @@ class _Note(torch.autograd.Function):
 
     @staticmethod
     def setup(ctx: Any, x: Tensor, weight: Tensor, key: int, geometry: list[int]) -> None:
-        ctx.save_for_backward(x)  # so torch checks that nobody changes it in place before the backward pass
+        ctx.save_for_backward(x, weight)  # torch checks that nobody changes them before the backward pass
         ctx.key, ctx.geometry, ctx.shape, ctx.dtype = key, geometry, weight.shape, weight.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x, _ = ctx.saved_tensors
         if torch.compiler.is_compiling():
             if ctx.key < 0:
                 return grad, None, None, None, None

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from spingrad.distributed.bits import pack, packed_size, unpack
 from spingrad.distributed.reduction import Counts, Reduction
+from spingrad.optim.checks import solved
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import LayerRecord
 from spingrad.solvers import Solution, derive_seed
@@ -32,7 +33,7 @@ class Gather(Reduction):
         sizes = [packed_size(block.H.numel()) for block in blocks]
         workers = range(self.wire.size)
         own = [
-            pack(self.inner.solve_all([blocks[i]], seed=derive_seed(seed, i))[0].spins.T)
+            pack(solved(self.inner, [blocks[i]], derive_seed(seed, i))[0].spins.T)
             for i in range(self.wire.rank, len(blocks), self.wire.size)
         ]
         share = _padded(own, max(sum(sizes[i :: self.wire.size]) for i in workers), blocks[0].H)

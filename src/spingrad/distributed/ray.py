@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers import Info, Solution, Solver, derive_seed
+from spingrad.solvers.base import check_spins
 
 Answer = TypeVar("Answer")
 
@@ -118,7 +119,9 @@ class _Worker:
         self.solver = make()
 
     def solve(self, problem: BinaryQuadratic, first: int, units: int, seed: int) -> "_Found":
-        solution = self.solver.solve(problem.units(first, first + units), seed=seed)
+        part = problem.units(first, first + units)
+        solution = self.solver.solve(part, seed=seed)
+        check_spins(type(self.solver).__name__, part, solution.spins)
         return solution.spins, solution.info
 
 
@@ -127,7 +130,7 @@ _Found = tuple[Tensor, Info]
 
 
 def _joined(parts: list[_Found], problem: BinaryQuadratic) -> Solution:
-    spins = torch.cat([spins for spins, _ in parts], 1).to(problem.H.device)
+    spins = torch.cat([spins for spins, _ in parts], 1).to(problem.H)
     infos: list[dict[str, Any]] = [dict(own) for _, own in parts]
     info = {key: _concatenated([own[key] for own in infos]) for key in infos[0]}
     return Solution(problem, spins, cast(Info, info))

@@ -11,6 +11,7 @@ from spingrad.distributed.agreement import Agreement, agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
 from spingrad.distributed.reduction import Counts, Reduction
 from spingrad.distributed.wire import Wire
+from spingrad.optim.checks import solved
 from spingrad.problem import BinaryQuadratic
 from spingrad.record import LayerRecord
 from spingrad.solvers import Solution, Solver, derive_seed
@@ -34,7 +35,7 @@ class Vote(Reduction):
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         voting = self._voting(problems)
-        own = torch.cat([pack(solution.spins.T) for solution in self.inner.solve_all(problems, seed=seed)])
+        own = torch.cat([pack(solution.spins.T) for solution in solved(self.inner, [*problems], seed)])
         share = -(-len(own) // self.wire.size)
         ballots = torch.cat([own, own.new_zeros(self.wire.size * share - len(own))])
         received = self.wire.all_to_all(ballots.view(self.wire.size, share))

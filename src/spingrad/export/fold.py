@@ -31,7 +31,18 @@ from spingrad.export.stages import (
     whole_weights,
 )
 from spingrad.export.terms import Term
-from spingrad.export.trace import ADDITIONS, JOINS, PADS, SHAPES, as_module, peaks, place_of, traced
+from spingrad.export.trace import (
+    ADDITIONS,
+    JOINS,
+    PADS,
+    SHAPES,
+    as_module,
+    check_hooks,
+    check_network,
+    peaks,
+    place_of,
+    traced,
+)
 from spingrad.nn.bits import Bits
 from spingrad.nn.gain import Gain
 from spingrad.nn.linear import BinaryLinear
@@ -98,7 +109,9 @@ def pack(
     scales, shifts = np.asarray(scale, np.float64), np.asarray(shift, np.float64)
     if not ((scales > 0).all() and np.isfinite(scales).all() and np.isfinite(shifts).all()):
         raise ValueError(f"scale must be positive and shift finite, got {scale} and {shift}")
-    graph = traced(copy.deepcopy(_unwrapped(model)).cpu().eval())
+    network = _unwrapped(model)
+    check_network(network)
+    graph = traced(copy.deepcopy(network).cpu().eval())
     with torch.no_grad():
         folding = _Folding(graph, kind, _shape(graph, shape), scales, shifts)
         if calibration is not None:
@@ -112,6 +125,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wrappers = AveragedModel, nn.DataParallel, nn.parallel.DistributedDataParallel
     while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
+        check_hooks(model, type(model).__name__)
         model = model.get_submodule("module" if isinstance(model, wrappers) else "_orig_mod")
     return model
 

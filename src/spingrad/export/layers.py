@@ -24,8 +24,6 @@ def layer_of(module: nn.Module) -> Layer:
     """The weights as bits, or rounded to int8 with a scale for each unit."""
     assert isinstance(module, LAYERS)
     if isinstance(module, BinaryLayer):
-        if getattr(module.weight, "relaxed", False):
-            raise ValueError("its weights are still real numbers; its optimizer has not finished training")
         if not module.weight.isfinite().all():
             raise ValueError("some of its latent weights are not finite")
         weight = bits_of_spins(module.binary_weight.flatten(1).numpy().astype(np.int8))

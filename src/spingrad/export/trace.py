@@ -10,11 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from spingrad.nn.bits import Bits
+from spingrad.nn.conv import BinaryConv1d, BinaryConv2d
 from spingrad.nn.gain import Gain
-from spingrad.nn.linear import BinaryLayer
+from spingrad.nn.hooks import users_hooks
+from spingrad.nn.linear import BinaryLayer, BinaryLinear
 from spingrad.nn.sign import Sign, sign
 
 LEAVES = BinaryLayer, Bits, Gain, Sign
+KINDS = BinaryLinear, BinaryConv1d, BinaryConv2d, Bits, Gain, Sign
+METHODS = "forward", "inputs", "product", "convolve"
 
 
 class _Proxy(fx.Proxy):
@@ -35,6 +39,53 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+
+def check_network(model: nn.Module) -> None:
+    """Refuse what a copy of the network, or its graph, would leave out.
+
+    The graph is made by running the forward of the user's own modules, with their hooks. It leaves out what
+    is put around the forward of a leaf or of the whole network.
+    """
+    tracer = _Tracer()
+    for name, module in model.named_modules():
+        label = f"{name or 'the network'} ({type(module).__name__})"
+        _check_weights(module, label)
+        if module is model or tracer.is_leaf_module(module, name):
+            check_hooks(module, label)
+            _check_methods(module, label)
+
+
+def _check_weights(module: nn.Module, label: str) -> None:
+    if isinstance(module, BinaryLayer) and getattr(module.weight, "relaxed", False):
+        raise ValueError(
+            f"{label}: its weights are still real numbers, and pack expects spins; its optimizer has not "
+            "finished training. Call optimizer.project() first"
+        )
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor) and not value.is_leaf:
+            raise ValueError(
+                f"{label}: its {name} is computed from other tensors, and torch cannot copy it. Make it a "
+                f'parameter first, as by prune.remove(module, "{name}") or remove_weight_norm(module)'
+            )
+
+
+def check_hooks(module: nn.Module, label: str) -> None:
+    if users_hooks(module, ["_forward_hooks", "_forward_pre_hooks"]):
+        raise ValueError(
+            f"{label} has hooks, which pack cannot carry over: remove them first (handle.remove())"
+        )
+
+
+def _check_methods(module: nn.Module, label: str) -> None:
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), type(module))
+    for name in METHODS if kind in KINDS else METHODS[:1]:
+        changed = getattr(type(module), name, None) is not getattr(kind, name, None)
+        if changed or name in vars(module):
+            raise ValueError(
+                f"{label} changes {name} of {kind.__name__}, which pack cannot carry over: use "
+                f"{kind.__name__} as it is, and put what {name} adds into a module of its own"
+            )
 
 
 def traced(model: nn.Module) -> fx.GraphModule:

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from spingrad.nn.attention import BinaryMultiheadAttention
 from spingrad.nn.conv import BinaryConv1d, BinaryConv2d, BinaryConv3d, BinaryConvTranspose2d, exchanged
+from spingrad.nn.hooks import users_hooks
 from spingrad.nn.linear import BinaryLayer, BinaryLinear, Scale, binary_parameters
 from spingrad.nn.sign import spins_of
 
@@ -23,6 +24,15 @@ BINARY: dict[type[nn.Module], type[BinaryLayer]] = {
     nn.ConvTranspose2d: BinaryConvTranspose2d,
 }
 REPLACED: tuple[type[nn.Module], ...] = (*BINARY, nn.MultiheadAttention)
+WEIGHTS = {"weight", "bias"}
+OF_ATTENTION = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
+OF_ATTENTION |= {"bias_k", "bias_v", "out_proj.weight", "out_proj.bias"}
+STATE_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 Keep = str | type[nn.Module]
 Start = Literal["fan_in", "mean"] | float
 
@@ -135,8 +145,17 @@ def _check(module: nn.Module, name: str) -> None:
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     if any(getattr(own, hook) for own in module.modules() for hook in hooks):
         raise ValueError(f"{label} has hooks, {advice}")
-    if type(module).forward is not kind.forward:
+    if any(users_hooks(own, STATE_HOOKS) for own in module.modules()):
+        raise ValueError(f"{label} has hooks on its state_dict, {advice}")
+    for part, parameter in module.named_parameters():  # biases stay what they are
+        has_hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if has_hooks and part not in ("bias", "out_proj.bias"):
+            raise ValueError(f"{label} has hooks on {part}, {advice}")
+    if type(module).forward is not kind.forward or "forward" in vars(module):
         raise ValueError(f"{label} is a {kind.__name__} with a forward of its own, {advice}")
+    tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    if own := sorted(tensors.keys() - (WEIGHTS if kind in BINARY else OF_ATTENTION)):
+        raise ValueError(f"{label} is a {kind.__name__} with tensors of its own, {own}, {advice}")
     if not all(parameter.isfinite().all() for parameter in module.parameters()):
         raise ValueError(f"{label} has weights that are not finite")
     if isinstance(module, nn.MultiheadAttention):

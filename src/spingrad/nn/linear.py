@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spingrad._numbers import is_whole
-from spingrad.nn.sign import spins_of, spins_with_gradient_of
+from spingrad.nn.sign import spins_of, spins_or_nan, spins_with_gradient_of
 from spingrad.recording import in_transform, noted, record_of
 
 Scale = bool | float | Tensor
@@ -22,10 +22,12 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
-        return spins_of(weight)
+        ctx.save_for_backward(weight)
+        return spins_or_nan(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _ = ctx.saved_tensors  # torch checks that no step has moved the weight since
         return grad
 
 
@@ -123,6 +125,11 @@ class BinaryLayer(nn.Module):
         return spins_of(self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
+        if "weight_mask" in self._buffers:
+            raise RuntimeError(
+                f"{type(self).__name__}: its weight is pruned (torch.nn.utils.prune), but the sign of zero "
+                'is a spin too, so pruning has no effect. Call prune.remove(module, "weight")'
+            )
         x, weight, bias = self.inputs(x), self.weight, self.bias
         # The record is taken before scale and bias: it holds the gradient of x · sign(Ω).
         product = self.product(x, _spins(weight, x))
@@ -145,6 +152,15 @@ class BinaryLayer(nn.Module):
             return new
 
         return super()._apply(applied, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"relaxed": getattr(self.weight, "relaxed", False)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        relaxed = state.pop("relaxed", False)  # a copied Parameter has lost it
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if relaxed:
+            self.weight.relaxed = True  # type: ignore[attr-defined]
 
     def inputs(self, x: Tensor) -> Tensor:
         """What enters the linear map, and from which the rows are made: ``x`` itself, or padded and so on."""
@@ -222,9 +238,9 @@ def _spins(weight: Tensor, x: Tensor) -> Tensor:
     if getattr(weight, "relaxed", False):
         spins = weight
     elif record is not None and not record.keep_grad:
-        spins = spins_of(weight.detach())  # the record takes the place of the weight's gradient
+        spins = spins_or_nan(weight.detach())  # the record takes the place of the weight's gradient
     elif in_transform():
-        spins = spins_with_gradient_of(weight, weight)
+        spins = spins_with_gradient_of(weight)
     else:
         spins = _StraightThrough.apply(weight)  # type: ignore[no-untyped-call]
     return spins if spins.dtype == x.dtype or not x.is_floating_point() else spins.to(x.dtype)

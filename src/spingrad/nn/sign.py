@@ -14,16 +14,21 @@ def spins_of(x: Tensor) -> Tensor:
     return x.sign().add_(0.5).sign_()
 
 
-def spins_with_gradient_of(surrogate: Tensor, x: Tensor) -> Tensor:
-    """The signs of ``x``, differentiated as ``surrogate``, in operations that all of torch.func knows."""
-    return spins_of(x.detach()) + (surrogate - surrogate.detach())
+def spins_or_nan(x: Tensor) -> Tensor:
+    """As :func:`spins_of`, but what is not finite becomes NaN: a network that diverges must show it."""
+    return spins_of(x).add_(x, alpha=0)  # in one pass; masking would cost several
+
+
+def spins_with_gradient_of(surrogate: Tensor) -> Tensor:
+    """The signs, differentiated as ``surrogate`` itself, in operations that all of torch.func knows."""
+    return spins_or_nan(surrogate.detach()) + (surrogate - surrogate.detach())
 
 
 class _Sign(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return spins_of(x)
+        return spins_or_nan(x.clamp(-1, 1))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -35,7 +40,8 @@ class _Sign(torch.autograd.Function):
 def sign(x: Tensor) -> Tensor:
     """The sign of every entry, differentiated straight through.
 
-    The sign of zero is +1. Backward, the gradient passes where ``|x| <= 1`` and stops elsewhere.
+    The sign of zero is +1, and NaN stays NaN. Backward, the gradient passes where ``|x| <= 1`` and stops
+    elsewhere.
 
     Example:
         >>> x = torch.tensor([-2.0, -0.5, 0.0, 3.0], requires_grad=True)
@@ -48,7 +54,7 @@ def sign(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a torch.Tensor, got {type(x).__name__}")
     if in_transform():
-        return spins_with_gradient_of(x.clamp(-1, 1), x)
+        return spins_with_gradient_of(x.clamp(-1, 1))
     return _Sign.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 

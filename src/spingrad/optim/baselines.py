@@ -162,7 +162,7 @@ def _relax(group: dict[str, Any]) -> None:
 class SignSGD(Optimizer):
     """``Ω ← clamp(Ω - lr · sign(grad))``: BinaryConnect with signSGD, the paper's nearest rival.
 
-    Bernstein et al., *signSGD*, 2018.
+    The sign of zero is +1, also where an input is always zero. Bernstein et al., *signSGD*, 2018.
 
     Args:
         params: Latent weights.
@@ -201,7 +201,7 @@ class SignSGD(Optimizer):
                     grad = weight.grad
                     if group["momentum"]:
                         grad = _average(self.state[weight], grad, 1 - group["momentum"])
-                    spins = torch.copysign(grad.new_ones(()), grad)
+                    spins = torch.copysign(grad.new_ones(()), grad).add_(grad, alpha=0)  # NaN stays NaN
                     weight.add_(spins, alpha=-float(group["lr"])).clamp_(-1, 1)
         return loss
 
@@ -250,7 +250,7 @@ class Bop(Optimizer):
                 if weight.grad is not None:
                     average = _average(self.state[weight], weight.grad, float(group["lr"]))
                     flip = average * weight > group["threshold"]
-                    weight.copy_(torch.where(flip, -weight, weight))
+                    weight.copy_(torch.where(flip, -weight, weight).add_(average, alpha=0))  # NaN stays NaN
         return loss
 
 

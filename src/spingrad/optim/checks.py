@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spingrad._numbers import check_whole, is_whole
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver
+from spingrad.solvers.base import Solution, Solver, check_spins
 
 NOT_BINARY = (
     "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
@@ -28,15 +28,23 @@ OTHER_GRADIENT = (
     "changed. The step would ignore that. Leave such a term out, or train the weight with an optimizer that "
     "uses weight.grad, such as SignSGD of spingrad.baselines"
 )
+HOOKED = (
+    "it has a hook by weight.register_hook, which sees and changes nothing: the step uses the layer's "
+    "record, and weight.grad is not computed. Put the hook on the layer's output, or remove it; if it only "
+    "watches the gradient, pass keep_grad=True to QPSBGD"
+)
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
 LARGEST = 1e30  # a step must not leave the range of float32
 ADDED = {"whitening": 0.0}  # since version 0.2.0, whose states have no value for it
 OTHERS = ("weight_decay", "maximize", "nesterov", "dampening", "betas", "amsgrad")  # of torch's optimizers
+OF_THE_RUN = ("seed", "solver", "on_nonfinite", "keep_grad", "per_rank")
 SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "whitening", "rank", "rows"}
 
 
 def check_settings(group: dict[str, Any]) -> None:
     """Raise a ``ValueError`` if a setting is out of range: when it is set, loaded, or scheduled."""
+    if given := [name for name in OF_THE_RUN if name in group]:
+        raise ValueError(f"{given[0]} belongs to the run: pass it to QPSBGD, not to a group of parameters")
     if given := [name for name in OTHERS if group.get(name)]:
         raise ValueError(
             f"{given[0]} is not a setting of QPSBGD, in which a latent weight moves by exactly lr and clamp "
@@ -115,6 +123,13 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
             "expected a state of parameter groups with as many weights as in this optimizer, "
             f"{sizes[0]}, got {sizes[1]}"
         )
+    for own, other in zip(groups, loaded, strict=True):
+        names, given = own.get("param_names"), other.get("param_names")
+        if names and isinstance(given, list) and names != given and set(names) == set(map(str, given)):
+            raise ValueError(
+                f"the loaded state has the weights in another order, {given}, than this optimizer, {names}: "
+                "each would get the average of another. Make both optimizers with the same order"
+            )
     pairs = zip(loaded, groups, strict=True)
     weights = {key: own for one, two in pairs for key, own in zip(one["params"], two["params"], strict=True)}
     for key, state in state_dict["state"].items():
@@ -143,13 +158,7 @@ def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[S
     if len(solutions) != len(problems):
         raise ValueError(f"{name} returned {len(solutions)} solutions of {len(problems)} problems")
     for problem, solution in zip(problems, solutions, strict=True):
-        spins = solution.spins
-        if spins.shape != problem.H.shape or not bool(((spins == 1) | (spins == -1)).all()):
-            raise ValueError(
-                f"{name} returned spins of shape {tuple(spins.shape)} from {float(spins.min()):g} to "
-                f"{float(spins.max()):g}; expected the shape {tuple(problem.H.shape)}, of inputs and units, "
-                "and every entry -1 or +1. spingrad.testing.check_solver(solver) tests a solver"
-            )
+        check_spins(name, problem, solution.spins)
     pairs = zip(problems, solutions, strict=True)
     return [replace(solution, spins=solution.spins.to(problem.H)) for problem, solution in pairs]
 

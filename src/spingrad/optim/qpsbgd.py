@@ -15,6 +15,7 @@ from spingrad._memory import is_free
 from spingrad._numbers import check_whole
 from spingrad.optim import functional
 from spingrad.optim.checks import (
+    HOOKED,
     IN_EVALUATION,
     NOT_BINARY,
     NOT_FINITE,
@@ -160,8 +161,6 @@ class QPSBGD(Optimizer):
         return cls(params, lr, solver=solver, **paper, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if "seed" in param_group:
-            raise ValueError("seed belongs to the run: pass it to QPSBGD, not to a group of parameters")
         super().add_param_group(to_plain(param_group))
         group = self.param_groups[-1]
         try:
@@ -235,6 +234,8 @@ class QPSBGD(Optimizer):
                     raise RuntimeError(f"{name}: {NOT_BINARY}")
                 if record and record.in_evaluation:
                     raise RuntimeError(f"{name}: {IN_EVALUATION}")
+                if records and record and record.is_hooked():
+                    raise RuntimeError(f"{name}: {HOOKED}")
                 if record and record.has_other_gradient():
                     raise RuntimeError(f"{name}: {OTHER_GRADIENT}")
                 layers.append(Layer(name, weight, group, records))
@@ -339,7 +340,10 @@ class QPSBGD(Optimizer):
         own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
         if "solver" in state_dict:
             self.solver.load_state_dict(state_dict["solver"])  # first, since it may still refuse its part
+        names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict(own)
+        for group, known in zip(self.param_groups, names, strict=True):
+            group.update({"param_names": known} if known else {})  # errors name the layers of this model
         self.run = dict(state_dict["run"])
 
     def __getstate__(self) -> dict[str, Any]:

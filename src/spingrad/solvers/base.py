@@ -121,6 +121,16 @@ def checked_start(problem: BinaryQuadratic, initial: Tensor) -> Tensor:  # (n, m
     return initial.to(problem.H, copy=True)
 
 
+def check_spins(name: str, problem: BinaryQuadratic, spins: Tensor) -> None:
+    """Raise a ``ValueError`` unless an answer holds a spin for every input and unit of the problem."""
+    if spins.shape != problem.H.shape or not bool(((spins == 1) | (spins == -1)).all()):
+        raise ValueError(
+            f"{name} returned spins of shape {tuple(spins.shape)} from {float(spins.min()):g} to "
+            f"{float(spins.max()):g}; expected the shape {tuple(problem.H.shape)}, of inputs and units, and "
+            "every entry -1 or +1. spingrad.testing.check_solver(solver) tests a solver"
+        )
+
+
 def derive_seed(*keys: int) -> int:
     """A seed for a place in a run, such as (run seed, step) or (step seed, layer).
 

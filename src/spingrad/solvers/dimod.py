@@ -192,7 +192,17 @@ def _best(problem: BinaryQuadratic, samples: "dimod.SampleSet") -> Tensor:  # (n
     samples = samples.change_vartype("SPIN", inplace=False)  # a sampler may answer in bits
     n, m = problem.H.shape
     labels = [(unit, i) for i in range(n) for unit in range(m)] if (0, 0) in samples.variables else range(n)
-    order = [samples.variables.index(label) for label in labels]
-    reads = torch.from_numpy(samples.record.sample[:, order].astype(np.float64)).view(-1, n, m).to(problem.H)
+    if absent := [label for label in labels if label not in samples.variables]:
+        raise ValueError(
+            f"the sampler returned no value of the variable {absent[0]!r}; expected one of each of the "
+            f"{n * m} variables of its model, got those of {[*samples.variables][:5]} …"
+        )
+    values = samples.record.sample[:, [samples.variables.index(label) for label in labels]]
+    if (wrong := values[np.abs(values) != 1]).size:
+        raise ValueError(
+            f"the sampler returned samples with the spin {wrong[0]:g}; expected -1 or +1 for every variable, "
+            "or bits, 0 or 1, in a SampleSet with the vartype BINARY"
+        )
+    reads = torch.from_numpy(values.astype(np.float64)).view(-1, n, m).to(problem.H)
     units = zip(problem.in_parts(1), reads.unbind(2), strict=True)
     return torch.stack([own[part.energy(own.T).argmin()] for part, own in units], 1)
