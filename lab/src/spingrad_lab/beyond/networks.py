@@ -351,6 +351,9 @@ PHOTOGRAPHS = Contest(
         " of the steps other rates are best. Networks of the literature are far larger and train far longer:"
         " binary weights reach 0.917 there with BinaryConnect (Courbariaux et al., 2015), 0.913 with Bop "
         "(Helwegen et al., 2019), both VGG-like.",
+        "The sign of FOOF's step on the VGG-like network is older than the sample of patches from all "
+        "images, on which its targets depend, and than the longer trials: its directions came from the left "
+        "edges of the images, and only the short trials chose its learning rate.",
     ),
 )
 TRANSFORMER = Contest(
