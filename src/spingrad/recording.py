@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spingrad.mark import Mark
 from spingrad.record import LayerRecord
 from spingrad.rows import peak_of, to_rows
 
@@ -58,10 +59,10 @@ class Record:
         self.in_evaluation = False
         """Whether a gradient has come to the weight from a layer in evaluation mode, which leaves no rows."""
         _records[self.key] = self
-        self._weight = weakref.ref(weight)
+        self.weight = weakref.ref(weight)
         self._passes: list[Pass] = []
         self._pending: dict[int, list[Pass | None]] = {}  # by the backward pass that is under way
-        self._zeros: _Mark | None = None
+        self._zeros: Mark | None = None
         self._others: list[Tensor] = []  # for each pass in doubt: whether there was another gradient
         self._unused = 0
         self._hook = _hooked(weight, self._commit)
@@ -83,25 +84,25 @@ class Record:
         if passes:
             self._passes += [own for own in passes if own is not None]
             self.in_evaluation |= None in passes
-            if not isinstance(weight.grad, _Mark):
+            if not isinstance(weight.grad, Mark):
                 if not self.keep_grad and weight.grad is not None and not _has_no_entries(weight.grad):
                     self._others.append(_is_anything(weight.grad))
                 weight.grad = self._marked(weight)
 
-    def _marked(self, weight: Tensor) -> "_Mark":
+    def _marked(self, weight: Tensor) -> "Mark":
         """The gradient if it is kept, else zeros, which take no memory before somebody writes to them."""
         if self.keep_grad:
             assert weight.grad is not None
-            return _Mark.of(weight.grad, self)
+            return Mark.of(weight.grad, self)
         kept = self._zeros
         if kept is None or kept._version != 0 or (kept.dtype, kept.device) != (weight.dtype, weight.device):
-            self._zeros = _Mark.of(_untouched_zeros(weight), self)
+            self._zeros = Mark.of(_untouched_zeros(weight), self)
         assert self._zeros is not None
         return self._zeros
 
     def has_other_gradient(self) -> bool:
         """Whether torch or somebody else has put more into ``weight.grad`` than what this record explains."""
-        weight = self._weight()
+        weight = self.weight()
         if not self._passes or weight is None or weight.grad is None:
             return False
         if not self._is_ours():
@@ -109,13 +110,13 @@ class Record:
         grad, others = weight.grad, self._others
         if self.keep_grad:
             return not _has_process_group() and not self._explains(grad)  # a group may have averaged it
-        if not isinstance(grad, _Mark) or grad._version != 0:  # clipping writes to it too, without a change
+        if not isinstance(grad, Mark) or grad._version != 0:  # clipping writes to it too, without a change
             others = [*others, _is_anything(grad)]
         return any(bool(other) for other in others)
 
     def is_hooked(self) -> bool:
         """Whether a hook of the weight waits for a gradient, which is not computed."""
-        return not self.keep_grad and bool(getattr(self._weight(), "_backward_hooks", None))
+        return not self.keep_grad and bool(getattr(self.weight(), "_backward_hooks", None))
 
     def _explains(self, grad: Tensor) -> bool:
         """Whether a gradient is that of the record, up to its size, which clipping changes."""
@@ -130,14 +131,14 @@ class Record:
 
     def _is_ours(self) -> bool:
         """Whether ``weight.grad`` is the mark of this record, or a process group has put its own there."""
-        weight = self._weight()
+        weight = self.weight()
         grad = None if weight is None else weight.grad
-        if isinstance(grad, _Mark):
-            return grad.record() is self
+        if isinstance(grad, Mark):
+            return grad.owner() is self
         return grad is not None and _has_process_group() and grad._is_view()
 
     def _cleared(self) -> bool:
-        weight = self._weight()
+        weight = self.weight()
         return weight is None or weight.grad is None
 
     def clear(self) -> None:
@@ -168,7 +169,7 @@ class Record:
         """Forget what a step has used; the mark goes too."""
         self._unused = 0
         self._drop()
-        weight = self._weight()
+        weight = self.weight()
         if weight is not None and not self.keep_grad:
             weight.grad = None
 
@@ -230,113 +231,6 @@ def _forget(record: "weakref.ref[Record]", task: int) -> None:
 
 def _no_record() -> None:
     return None
-
-
-class _Mark(Tensor):
-    """``weight.grad`` of a weight with a record: what is done to it is done to the record.
-
-    Setting it to zero in place clears the record, and a ``GradScaler`` that unscales it unscales the record.
-    Clipping leaves the direction of a gradient, which is what the step uses. Other changes would have no
-    effect on the step, and raise an error. So does another optimizer, which would read zeros.
-    """
-
-    record: "weakref.ref[Record]"
-
-    @staticmethod
-    def of(grad: Tensor, record: Record) -> "_Mark":
-        mark = grad.as_subclass(_Mark)
-        mark.record = weakref.ref(record)
-        return mark
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func == _DATA:  # p.grad.data.zero_() is p.grad.zero_()
-            return args[0]
-        name = getattr(func, "__name__", "").removeprefix("_foreach_")
-        first, *others = (_marks(arg) for arg in args)
-        unscales = func is torch._amp_foreach_non_finite_check_and_unscale_
-        if _is_in_place(name) and not unscales:
-            for place, mark in first:
-                _check_change(mark, name, args, place)
-        if (name in _MOVES or name.startswith("_fused_")) and not first:
-            _check_read(name, [mark for found in others for _, mark in found])
-        if name == "add" and len(args) > 1:  # weight decay, before the gradient is read
-            own = args[1] if isinstance(args[1], list | tuple) else [args[1]]
-            decayed = [mark for place, mark in first if place < len(own) and own[place] is mark.weight()]
-            _check_read("weight decay", decayed)
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-        if unscales:
-            for _, mark in first:
-                if (record := mark.record()) is not None:
-                    record.unscale(*args[1:])
-        elif name in _CONVERSIONS and first and type(result) is Tensor and (record := args[0].record()):
-            return _Mark.of(result, record)
-        return result
-
-    def weight(self) -> Tensor | None:
-        record = self.record()
-        return None if record is None else record._weight()
-
-
-_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_CONVERSIONS = {"detach", "to", "double", "float", "cpu", "cuda"}  # of a model that is moved, for example
-_IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__"}
-_FACTORS = {"mul_", "div_", "__imul__", "__itruediv__"}
-_HARMLESS = {"requires_grad_", "detach_", "clamp_", "clamp_min_", "clamp_max_", "clip_", "nan_to_num_"}
-_HARMLESS |= {"share_memory_"}
-_MOVES = {"add_", "sub_", "lerp_", "addcmul_", "addcdiv_"}  # how optimizers read gradients
-
-
-def _marks(arg: Any) -> list[tuple[int, _Mark]]:
-    """The marks in an argument, and their places if it is a list."""
-    tensors = arg if isinstance(arg, list | tuple) else [arg]
-    return [(place, own) for place, own in enumerate(tensors) if isinstance(own, _Mark)]
-
-
-def _is_in_place(name: str) -> bool:
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-
-
-def _check_change(mark: _Mark, name: str, args: tuple[Any, ...], place: int) -> None:
-    """Clear the record if a gradient becomes zero; an error if more of it changes than its size."""
-    value = args[1] if len(args) > 1 else None
-    if isinstance(value, list | tuple) and isinstance(args[0], list | tuple):
-        value = value[place]
-    is_zero = isinstance(value, int | float) and value == 0
-    if name == "zero_" or (is_zero and name in ("fill_", "mul_", "__imul__")):
-        if (record := mark.record()) is not None:
-            record.clear()
-    elif name == "__set__" and isinstance(value, _Mark):  # grad.data of a model that is moved
-        pass
-    elif name == "__set__" or not (name in _HARMLESS or (name in _FACTORS and _is_size(value))):
-        what = "an assignment to .data" if name == "__set__" else name
-        raise RuntimeError(
-            f"{what} on weight.grad of a binary weight that trains by records: the step reads the record and "
-            "not weight.grad, so this would have no effect. What works: a hook on the layer's output, or an "
-            "optimizer that uses gradients, such as SignSGD of spingrad.baselines"
-        )
-
-
-def _is_size(factor: Any) -> bool:
-    """Whether a factor changes no more than the size of a gradient, as clipping does."""
-    if not isinstance(factor, Tensor):
-        return not factor < 0
-    on_cpu = factor.device.type == "cpu"  # elsewhere, a look at it would have to wait for the device
-    return factor.numel() == 1 and not (on_cpu and bool(factor < 0))
-
-
-def _check_read(name: str, marks: Sequence[_Mark]) -> None:
-    records = [record for mark in marks if (record := mark.record()) is not None]
-    if any(not record.keep_grad for record in records):
-        raise RuntimeError(
-            f"{name} reads weight.grad of a binary weight, which is not computed, since a QPSBGD trains this "
-            "weight by records. Give another optimizer real_parameters(model). If it should train binary "
-            "weights, call spingrad.stop_recording(weight) for each of them first. To watch gradients, pass "
-            "keep_grad=True to QPSBGD"
-        )
 
 
 def _untouched_zeros(weight: Tensor) -> Tensor:
@@ -425,7 +319,7 @@ class _Once(torch.autograd.Function):
 
 def _differentiated_once(grad: Tensor, key: int) -> Tensor:
     record = _records.get(key)
-    weight = None if record is None else record._weight()
+    weight = None if record is None else record.weight()
     if weight is None or not weight.requires_grad:
         return grad
     once: Tensor = _Once.apply(grad, weight)  # type: ignore[no-untyped-call]
@@ -524,14 +418,14 @@ def stop_recording(weight: Tensor) -> None:
 def end(records: Sequence["weakref.ref[Record]"]) -> None:
     """Stop recording on all weights that still have one of these records."""
     for record in (own() for own in records):
-        weight = None if record is None else record._weight()
+        weight = None if record is None else record.weight()
         if weight is not None and record_of(weight) is record:
             stop_recording(weight)
 
 
 def has_gradient_of_its_own(weight: Tensor) -> bool:
     """Whether ``weight.grad`` comes from something else than a record: the weight of an ordinary layer."""
-    return weight.grad is not None and not isinstance(weight.grad, _Mark)
+    return weight.grad is not None and not isinstance(weight.grad, Mark)
 
 
 def record_of(weight: Tensor) -> Record | None:
