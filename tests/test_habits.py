@@ -406,6 +406,7 @@ def _():
     assert equal(train(model, optimizer), expected)
     assert len(seen) == 4
     model[0].weight.register_hook(torch.neg)
+    optimizer.zero_grad()
     loss_of(model).backward()
     with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
         optimizer.step()

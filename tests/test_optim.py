@@ -555,3 +555,24 @@ def test_a_record_of_two_matrices_is_all_the_method_needs():
     """The binary map without a model: the heart of the step as a pure function."""
     problem = posed(dense_record(torch.eye(3), torch.tensor([[0.2], [-0.1], [0.4]])))
     assert ExactSolver().solve(problem).spins.T.tolist() == [[1.0, -1.0, 1.0]]
+
+
+@pytest.mark.parametrize("size", [1e-22, 1.0, 1e22])
+def test_kept_gradients_may_be_clipped_and_need_not_be_cleared(size):
+    expected, clipped, uncleared = (BinaryLinear(12, 5) for _ in range(3))
+    for model in (clipped, uncleared):
+        model.load_state_dict(expected.state_dict())
+    optimizers = [
+        QPSBGD(binary_parameters(model), keep_grad=True) for model in (expected, clipped, uncleared)
+    ]
+    for seed in range(3):
+        x = torch.randn(20, 12, generator=torch.Generator().manual_seed(seed))
+        for model, optimizer in zip((expected, clipped, uncleared), optimizers, strict=True):
+            if model is not uncleared:
+                optimizer.zero_grad()
+            (size * model(x).square().mean()).backward()
+            if model is clipped:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+        assert torch.equal(clipped.weight, expected.weight)
+        assert torch.equal(uncleared.weight, expected.weight)

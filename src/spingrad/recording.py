@@ -63,6 +63,7 @@ class Record:
         self._passes: list[Pass] = []
         self._pending: dict[int, list[Pass | None]] = {}  # by the backward pass that is under way
         self._zeros: Mark | None = None
+        self._holds_past = False  # whether a kept gradient has that of steps before in it
         self._others: list[Tensor] = []  # for each pass in doubt: whether there was another gradient
         self._unused = 0
         self._hook = _hooked(weight, self._commit)
@@ -120,10 +121,12 @@ class Record:
 
     def _explains(self, grad: Tensor) -> bool:
         """Whether a gradient is that of the record, up to its size, which clipping changes."""
-        own = torch.cat([record.rows.pull_back(record.grad) for record in self.layers()]).flatten()
-        found = grad.detach().as_subclass(Tensor).flatten().to(own)
-        if not bool(own.isfinite().all()):
-            return True  # the step says so
+        if self._holds_past:
+            return True  # nobody has cleared it since the last step, so it cannot be told
+        own = torch.cat([record.rows.pull_back(record.grad) for record in self.layers()]).flatten().double()
+        found = grad.detach().as_subclass(Tensor).flatten().double()
+        if not bool(own.isfinite().all() & found.isfinite().all()):
+            return True  # the step says so; clipping makes NaN of all gradients if one is not finite
         size = torch.dot(found, own) / torch.dot(own, own).clamp_min(torch.finfo(own.dtype).tiny)
         exact = all(p.x.dtype == p.grad.dtype == _wide(p.x) for p in self._passes)
         rest = (found - size * own).norm()
@@ -155,7 +158,7 @@ class Record:
 
     def _drop(self) -> None:
         self._passes.clear()
-        self._others, self.in_evaluation = [], False
+        self._others, self.in_evaluation, self._holds_past = [], False, False
 
     def unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
         """What ``GradScaler`` does to a gradient: multiply by ``inv_scale``, and note what is not finite."""
@@ -169,6 +172,7 @@ class Record:
         """Forget what a step has used; the mark goes too."""
         self._unused = 0
         self._drop()
+        self._holds_past = self.keep_grad
         weight = self.weight()
         if weight is not None and not self.keep_grad:
             weight.grad = None
