@@ -455,6 +455,13 @@ def _():
         torch.autograd.grad(loss_of(model, (x, y)), x)
         optimizer.step()
     assert equal(weights(model), expected)
+    jacobians = [
+        torch.autograd.functional.jacobian(own, data(2)[0], vectorize=vectorize)
+        for own in (model, copy.deepcopy(model))
+        for vectorize in (False, True)
+    ]
+    assert all(torch.allclose(own, jacobians[0], atol=1e-6) for own in jacobians)
+    assert not record_of(model[0].weight).layers()
 
 
 @habit("`torch.autograd.grad(loss, weight)` of a binary weight")

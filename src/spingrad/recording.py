@@ -338,7 +338,8 @@ def in_transform() -> bool:
 def _take(x: Tensor, grad: Tensor, key: int, geometry: Sequence[int]) -> None:
     """Note a pass; a negative key, ``~key``, is that of a layer in evaluation mode."""
     if (record := _records.get(max(key, ~key))) is not None:
-        record.note(x.detach(), grad.detach(), tuple(geometry), training=key >= 0)
+        grad = grad.detach() if grad.requires_grad else grad  # a batched gradient cannot be detached
+        record.note(x.detach(), grad, tuple(geometry), training=key >= 0)
 
 
 def _no_entries(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
