@@ -691,14 +691,17 @@ def _():
         optimizer.step()
     with pytest.raises(ValueError, match="layer '2': the latent weight"):
         QPSBGD(binary_parameters(model))
-    del optimizer
-    for own in (model, model.eval()):
-        assert loss_of(own).isnan()
-    net = nn.Sequential(nn.Linear(12, 8), Sign(), BinaryLinear(8, 4))
-    net[0].weight.data[0, 0] = math.nan
-    assert loss_of(net).isnan()  # behind a sign, too
-    for optimizer in (SignSGD(binary_parameters(net)), Bop(binary_parameters(net))):
-        loss_of(net).backward()
+    for training in (True, False):
+        assert loss_of(model.train(training)).isnan()  # while it records
+        assert loss_of(copy.deepcopy(model)).isnan()  # and where it does not
+    for kind in (SignSGD, Bop):
+        net = nn.Sequential(nn.Linear(12, 8), Sign(), BinaryLinear(8, 4))
+        net[0].weight.data[0, 0] = math.nan
+        optimizer = kind(binary_parameters(net))
+        loss = loss_of(net)  # behind a sign, too
+        assert loss.isnan()
+        loss.backward()
+        assert net[2].weight.isfinite().all()
         optimizer.step()
         assert net[2].weight.isnan().any()
 

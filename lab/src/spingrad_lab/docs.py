@@ -141,9 +141,8 @@ def _table(name: str, caption: str = "", column: str = "", *, without: str = "")
         kept = [place for place, header in enumerate(table.header) if header != without]
         header, *rows = [[row[place] for place in kept] for row in (table.header, *table.rows)]
         marked = any("†" in cell for row in rows for cell in row)
-        return Table(
-            header, rows, table.caption if marked else table.caption.partition(" †")[0]
-        ).to_markdown()
+        note = table.caption if marked else table.caption.partition(" †")[0]
+        return Table(header, rows, note).to_markdown()
 
     return _with_origin(name, printed)
 

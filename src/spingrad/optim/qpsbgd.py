@@ -343,7 +343,8 @@ class QPSBGD(Optimizer):
         names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict(own)
         for group, known in zip(self.param_groups, names, strict=True):
-            group.update({"param_names": known} if known else {})  # errors name the layers of this model
+            if known:  # errors name the layers of this model
+                group["param_names"] = known
         self.run = dict(state_dict["run"])
 
     def __getstate__(self) -> dict[str, Any]:
