@@ -34,6 +34,7 @@ from spingrad_lab.beyond import (
     rounding,
     solve_quality,
     step,
+    versions,
 )
 from spingrad_lab.paper import (
     digits,
@@ -92,6 +93,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "int8": int8.Int8(),
     "rounding": rounding.Rounding(),
     "solve-quality": solve_quality.SOLVE_QUALITY,
+    "versions": versions.Versions(),
 }
 """In the paper's order; what goes beyond the paper comes last."""
 

@@ -1,0 +1,116 @@
+"""The default step of this version beside that of 0.2.0: the same networks, learning rates and seeds."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from torch import nn
+from torch.optim import Optimizer
+
+import spingrad
+from spingrad import BinaryConv2d, BinaryLinear
+from spingrad_lab.methods import METHODS, Method
+from spingrad_lab.report.sections import Section, Table
+from spingrad_lab.report.statistics import estimate, paired
+from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
+from spingrad_lab.tasks.graphs import Cora
+from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, SPEECH, TEXT, FullyConnected
+from spingrad_lab.tasks.training import Task, train
+from spingrad_lab.trials import matched
+
+BEFORE = "0.2.0"
+FRESH = 3_000
+"""Seeds of these runs begin here: no earlier choice has seen them."""
+
+
+class SmallConvolutional(FullyConnected):
+    """Two 3 × 3 convolutions of stride 2 with 16 and 32 channels and a linear layer, batches of 100."""
+
+    name, widths, batch = "mnist", (), 100
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 28, 28)),
+            BinaryConv2d(1, 16, 3, stride=2, padding=1), nn.Hardtanh(),
+            BinaryConv2d(16, 32, 3, stride=2, padding=1), nn.Hardtanh(),
+            nn.Flatten(), BinaryLinear(32 * 49, 10),
+        )  # fmt: skip
+
+
+class ShortText(TEXT["tiny Shakespeare, transformer"]):  # type: ignore[misc]
+    """The transformer on tiny Shakespeare for 600 steps."""
+
+    steps = 600
+
+
+TASKS: dict[str, tuple[type[Task], float, int]] = {
+    "mnist, 784-512-512-10, hardtanh": (FULLY_CONNECTED["mnist, 784-512-512-10, hardtanh"], 1e-3, 10),
+    "mnist, 784-512-512-10, sign": (FULLY_CONNECTED["mnist, 784-512-512-10, sign"], 0.0215, 10),
+    "mnist, convolutional": (SmallConvolutional, 1e-3, 10),
+    "Cora": (Cora, 3e-3, 10),
+    "tiny Shakespeare, 600 steps": (ShortText, 2.15e-4, 10),
+    "fashion, 784-512-512-10, hardtanh": (FULLY_CONNECTED["fashion, 784-512-512-10, hardtanh"], 2.15e-4, 10),
+    "fashion, 8 layers of 256, sign": (FULLY_CONNECTED["fashion, 8 layers of 256, sign"], 2.15e-4, 10),
+    "spoken digits, 1-d convolutions": (SPEECH["spoken digits, 1-d convolutions"], 2.15e-4, 10),
+    "CIFAR-10, residual, BatchNorm": (CIFAR["CIFAR-10, residual"], 0.1, 3),
+}
+"""Networks, the learning rate that trials of 0.2.0 chose for its default, and the number of seeds."""
+
+
+def _as_it_comes(params: Any, seed: int, lr: float) -> Optimizer:
+    return METHODS["QP-SBGD"].make(params, seed=seed, lr=lr)
+
+
+STEPS: dict[str, Callable[..., Optimizer]] = {BEFORE: _as_it_comes}
+"""How the optimizer of each step is made; that of 0.2.0 only its own checkout can make."""
+
+
+class Versions(Experiment):
+    title = "The default step, version by version"
+    source = "beyond the paper"
+
+    def plan(self, lab: Lab) -> None:
+        for task, (_, lr, seeds) in list(TASKS.items())[: 1 if lab.quick else None]:
+            chosen = range(FRESH, FRESH + (1 if lab.quick else min(lab.seeds or seeds, seeds)))
+            jobs = [
+                {"task": task, "step": name, "lr": lr, "seed": seed}
+                for seed, name in itertools.product(chosen, STEPS)
+            ]
+            lab.run(jobs, task)
+
+    def compute(self, job: Job) -> dict[str, Any]:
+        if job["step"] == BEFORE and not hasattr(spingrad, "start_recording"):
+            raise RuntimeError(f"{BEFORE} is run from its own checkout; its lines are on file")
+        kind, _, _ = TASKS[job["task"]]
+        with seeded(job["seed"]):
+            task = kind(job["seed"], tuning=False, quick=job["quick"])
+            if "BatchNorm" in job["task"]:
+                vars(task)["normalisation"] = "BatchNorm"
+            scores = train(task, Method(STEPS[job["step"]], []), {"lr": job["lr"]}, job["seed"])
+            return {name: value for name, value in scores.items() if name.startswith("test")}
+
+    def show(self, runs: pd.DataFrame) -> Section:
+        rows = []
+        for task in TASKS:
+            own = where(runs, task=task)
+            if own.empty:
+                continue
+            score = "test_accuracy" if "test_accuracy" in own else "test_loss"
+            row = [f"{task}: {score.removeprefix('test_')}"]
+            for name in STEPS:
+                found = where(own, step=name)
+                row.append(str(estimate(found[score])) if len(found) else "–")
+                if name != BEFORE:
+                    both = matched(own, name, BEFORE, "step", score)
+                    row.append(str(paired(*both)) if len(both[0]) > 1 else "–")
+            rows.append(row)
+        header = ["network", *(x for name in STEPS for x in (name, f"{name} minus {BEFORE}"))]
+        header.remove(f"{BEFORE} minus {BEFORE}")
+        return Section([_NOTE], [Table(header, rows)])
+
+
+_NOTE = (
+    "The learning rates are those that trials of 0.2.0 chose for its own default, and the seeds are new to "
+    "both. Mean and 95 % interval over seeds; differences are paired by seed."
+)
