@@ -42,7 +42,7 @@ class Watched(Solver):
         self.solver, self.exact = solver, ExactSolver()
         self.units = self.optimal = 0
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:

@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad import BinaryQuadratic, LayerRecord
-from spingrad.optim.functional import problem_of
-from spingrad.rows import DenseRows
+from spingrad import BinaryQuadratic
+from spingrad.kernels.passes import lengths
+from spingrad.optim import functional
+from spingrad.optim.qpsbgd import kind_of
+from spingrad.scaling import size_of
+from spingrad.sketch import SLOTS, Kind, sketch_of
 
 ONE_BATCH = {"target_rms": 1.0, "momentum": 0.0, "rank": None}
 """A step without memory, by all rows of the batch."""
@@ -29,13 +32,31 @@ def _idx(name: str) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).copy()).view(shape)
 
 
-def dense_record(x: Tensor, grad: Tensor) -> LayerRecord:
-    return LayerRecord(DenseRows(x), grad)
+def sketch_shape(kind: Kind, n: int, units: int, groups: int = 1) -> torch.Size:
+    """Of a layer of ``n`` inputs, and of ``units`` in each group."""
+    rows = min(SLOTS, 4 * n) if kind == "rows" else n
+    return torch.Size([groups, rows + 1, n + 2 * units if kind == "published" else n])
 
 
-def posed(record: LayerRecord, **settings) -> BinaryQuadratic:
-    """The problem of one batch alone."""
-    return problem_of(record, **{"target_rms": 1.0, **settings})
+def posed(x: Tensor, grad: Tensor, **settings) -> BinaryQuadratic:
+    """The problem of one batch alone, of inputs ``(r, n)`` and output gradients ``(r, m)``.
+
+    Settings are those of ``QPSBGD``, by default :data:`ONE_BATCH`.
+    """
+    settings = {**ONE_BATCH, "rows": "uniform", "whitening": 0.0, **settings}
+    kind, target_rms = kind_of(settings), settings["target_rms"]
+    sketch = sketch_of(x, grad, sketch_shape(kind, x.shape[1], grad.shape[1]), x.dtype, kind, ())
+    scaled = functional.scale(sketch, kind, grad.shape[1], settings["rank"], target_rms)
+    linear = grad.T @ x
+    if kind == "published":
+        linear, _ = functional.published(sketch, linear)
+    length, reach = lengths(linear), scaled.reach.expand(len(linear))
+    size = reach if target_rms is None else size_of(length, reach.double())
+    H = (linear * size[:, None]).to(x)
+    scaled = functional.Scaled(*(own.to(x) for own in scaled))
+    idle = (length == 0).all().expand(len(linear)) if target_rms is None else size == 0
+    [problem] = functional.pose(scaled, H, idle, settings["whitening"])
+    return problem
 
 
 def random_target(r, n, m, seed, rank=None, dtype=torch.float32):

@@ -47,7 +47,6 @@ REVIEWED = [
     ("_files.py", "\n            os.fsync(descriptor)", "\n            pass"),
     ("qpu/journal.py", 'database.execute("PRAGMA synchronous = EXTRA")', "pass"),
     ("qpu/service.py", "len(np.unique(samples, axis=0)) == len(samples)", "True"),
-    ("distributed/gather.py", "record.grad * (count / total)", "record.grad"),
     ("_tensors.py", " or length > MAX_HEADER", ""),
     ("export/stages.py", "(np.abs(self.directions) != 1).any()", "False"),
 ]

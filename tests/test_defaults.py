@@ -21,7 +21,7 @@ from spingrad.solvers import (
 
 DEFAULTS = {
     QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, whitening=0.0, rank=32, rows='uniform', "
-    "clamp=1.0, seed=0, on_nonfinite='raise', keep_grad=False, per_rank=False",
+    "clamp=1.0, seed=0, on_nonfinite='raise', per_rank=False",
     DistributedQPSBGD: "lr=0.003, reduction='gather', group=None, solver=None, check_every=100",
     ProxQuant: "regularization=0.001, optimizer=<class 'torch.optim.adam.Adam'>",
     SignSGD: "lr=0.001, momentum=0.0",
@@ -66,9 +66,8 @@ def test_the_defaults_of_the_qpu_stay():
 @pytest.mark.parametrize(
     "solver", [Solver, BlockDescentSolver, ExactSolver, Gather, Vote], ids=lambda solver: solver.__name__
 )
-def test_solvers_have_the_seed_0(solver):
-    start = "initial=None, " if solver.keeps_starts else ""
-    assert (defaults(solver.solve), defaults(solver.solve_all)) == (f"{start}seed=0", "seed=0")
+def test_solvers_begin_anywhere_with_the_seed_0(solver):
+    assert (defaults(solver.solve), defaults(solver.solve_all)) == ("initial=None, seed=0", "seed=0")
 
 
 def test_the_accurate_solver_makes_8_sweeps_from_64_starts():

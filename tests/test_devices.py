@@ -10,11 +10,8 @@ from spingrad import (
     BinaryConv2d,
     BinaryLinear,
     BinaryQuadratic,
-    LayerRecord,
     binary_parameters,
-    record_of,
 )
-from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver, SignSolver
 from spingrad.testing import check_solver, random_problem
 
@@ -60,9 +57,7 @@ def test_a_gpu_trains_like_the_cpu(device, momentum):
 
 def test_solvers_keep_their_contract_on_a_gpu(device):
     problem = random_problem(40, 100, 30, seed=0)
-    moved = BinaryQuadratic.of(
-        DenseRows(problem.rows.dense().to(device)), problem.H.to(device), problem.offset.to(device)
-    )
+    moved = BinaryQuadratic.of(*(own.to(device) for own in (problem.Z, problem.H, problem.offset)))
     for solver in (SignSolver(), BlockDescentSolver(), BlockDescentSolver(num_sweeps=3)):
         here, there = solver.solve(problem), solver.solve(moved)
         assert there.spins.device.type == device.type
@@ -80,17 +75,13 @@ def test_training_in_bfloat16_keeps_latent_weights_in_single_precision(momentum)
 def test_inputs_in_bfloat16_cost_next_to_no_energy(num_sweeps):
     """Inputs and gradients rounded to bfloat16, the residual kept in single precision."""
     torch.manual_seed(0)
-    model = nn.Sequential(BinaryLinear(256, 200), nn.Hardtanh(), BinaryLinear(200, 10))
-    _optimizer = QPSBGD(binary_parameters(model))
-    nn.functional.cross_entropy(model(torch.randn(100, 256)), torch.randint(10, (100,))).backward()
-    (record,) = record_of(model[0].weight).layers()
-    exact = posed(record)
-    coarse = posed(
-        LayerRecord(record.rows.to(torch.bfloat16).to(torch.float32), record.grad.bfloat16().float())
-    )
+    weight = torch.randn(200, 10, requires_grad=True)
+    x, hidden = torch.randn(100, 256), torch.randn(100, 200, requires_grad=True)
+    nn.functional.cross_entropy(hidden.clamp(-1, 1) @ weight, torch.randint(10, (100,))).backward()
+    exact, coarse = posed(x, hidden.grad), posed(x.bfloat16().float(), hidden.grad.bfloat16().float())
     solver = BlockDescentSolver(num_sweeps=num_sweeps)
     energy = exact.energy(solver.solve(exact).spins).sum()
-    assert exact.energy(solver.solve(coarse).spins).sum() < 1.001 * energy
+    assert exact.energy(solver.solve(coarse).spins).sum() < energy + 1e-4 * energy.abs()
 
 
 def test_the_contract_holds_in_torch_alone():

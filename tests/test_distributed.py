@@ -61,46 +61,57 @@ def test_a_majority_is_that_of_every_combination_of_votes_and_ties_are_even():
     assert abs(ties.mean()) < 0.05
 
 
-def train_gather(rank, size, steps, micro, whitening):
-    """The batch in micro-batches of a fixed size, whoever computes them."""
-    model = mlp(seed=rank)  # the first worker's weights count
-    settings = {"lr": 1e-2, "momentum": 0.5, "whitening": whitening, "reduction": "gather"}
-    optimizer = DistributedQPSBGD(binary_parameters(model), **settings)
+def conv():
+    """Units of more than 32 inputs: with fewer, the solver draws random starts, for each block its own."""
+    torch.manual_seed(0)
+    layers = [nn.Unflatten(1, (1, 6, 8)), BinaryConv2d(1, 8, 6, padding=3), nn.Hardtanh()]
+    layers += [BinaryConv2d(8, 12, 3, stride=2, groups=2), nn.Hardtanh(), nn.Flatten()]
+    return nn.Sequential(*layers, BinaryLinear(144, 10))
+
+
+PASSES = (12, 7, 1, 28)  # rows of each
+AS_PUBLISHED = {"rows": "normalized", "rank": None, "target_rms": None, "momentum": 0.0, "clamp": None}
+CASES = [
+    (mlp, {}),
+    (mlp, {"whitening": 0.125}),
+    (mlp, {"rank": None}),
+    (mlp, AS_PUBLISHED),
+    (conv, {}),
+    (conv, {"rank": None}),
+]
+
+
+def train_passes(rank, size, make, settings, steps):
+    """The weights after steps of four passes each, whoever makes them."""
+    model = make().double()
+    one = QPSBGD if size == 1 else DistributedQPSBGD
+    optimizer = one(binary_parameters(model), lr=1e-2, **settings)
     x, y = digits(480)
     for step in range(steps):
-        batch = torch.arange(48) + 48 * (step % 10)
-        own = batch.tensor_split(size)[rank]
+        rows = (torch.arange(48) + 48 * (step % 10)).split(PASSES)
+        own = rows[rank * len(rows) // size : (rank + 1) * len(rows) // size]
         optimizer.zero_grad()
-        for rows in own.split(micro):
-            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-            (loss * len(rows) / len(own)).backward()
+        for batch in own:
+            loss = nn.functional.cross_entropy(model(x[batch].double()), y[batch])
+            (loss / len(own)).backward()
         optimizer.step()
     return weights(model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [20, pytest.param(100, marks=pytest.mark.long)])
-@pytest.mark.parametrize("whitening", [0.0, 0.125])
-def test_gather_gives_bit_identical_weights_on_1_2_and_4_workers(steps, whitening, tmp_path):
-    settings = (steps, 12, whitening)
-    states = [s for size in (1, 2, 4) for s in run_workers(train_gather, size, tmp_path, *settings)]
-    assert same(states)
+def train_all_cases(rank, size, steps):
+    return [train_passes(rank, size, *case, steps) for case in CASES]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whitening", [0.0, 0.125])
-def test_gather_is_one_machine_with_the_whole_batch(whitening, tmp_path):
-    (shared, _, _) = run_workers(train_gather, 3, tmp_path, 5, 48, whitening)
-    model = mlp()
-    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.5, whitening=whitening)
-    x, y = digits(480)
-    for step in range(5):
-        batch = torch.arange(48) + 48 * (step % 10)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-        optimizer.step()
-    for name, weight in weights(model).items():
-        assert (weight - shared[name]).abs().lt(1e-6).float().mean() > 0.999  # near-ties may round otherwise
+@pytest.mark.parametrize(
+    ("size", "steps"),
+    [(2, 5), pytest.param(2, 50, marks=pytest.mark.slow), pytest.param(4, 20, marks=pytest.mark.slow)],
+)
+def test_ranks_that_gather_are_one_process_that_accumulates_their_passes(tmp_path, size, steps):
+    alone = train_all_cases(0, 1, steps)
+    for states in run_workers(train_all_cases, size, tmp_path, steps):
+        for case, state, expected in zip(CASES, states, alone, strict=True):
+            assert same([state, expected]), case
+    assert not any(torch.equal(weight, alone[0][name]) for name, weight in weights(mlp().double()).items())
 
 
 def vote_once(rank, size, momentum, known=None):
@@ -137,60 +148,27 @@ def test_vote_moves_every_weight_the_way_of_the_majority_that_is_trusted(tmp_pat
         torch.testing.assert_close(states[0][name], expected)
 
 
-class Convolutional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = BinaryConv2d(1, 6, 3, padding=1)
-        self.norm = nn.BatchNorm2d(6)
-        self.second = BinaryConv2d(6, 8, 3, stride=2, groups=2)
-        self.head = BinaryLinear(8 * 9, 10)
-
-    def forward(self, x):
-        x = nn.functional.hardtanh(self.norm(self.first(x)))
-        return self.head(nn.functional.hardtanh(self.second(x)).flatten(1))
+def normed_conv():
+    return conv().insert(2, nn.BatchNorm2d(8))
 
 
 def train_uneven(rank, size, reduction):
     """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch with no row for a worker."""
-    torch.manual_seed(rank)
-    model = Convolutional()
+    model = normed_conv()
     optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.5)
     replica = data_parallel(model)
     adam = torch.optim.Adam(real_parameters(model), lr=1e-2)
-    generator = torch.Generator().manual_seed(5)
-    x, y = torch.randn(11, 1, 8, 8, generator=generator), torch.randint(10, (11,), generator=generator)
+    x, y = digits(11)
     for batches in ((torch.arange(7), torch.arange(7, 11)), (torch.arange(2), torch.arange(2, 4))):
         optimizer.zero_grad()
         adam.zero_grad()
         for batch in batches:  # accumulated
             own = batch.tensor_split(size)[rank]
             replica.train(len(own) > 0)  # BatchNorm has no statistics of nothing
-            model.first.train(), model.second.train(), model.head.train()
-            loss = nn.functional.cross_entropy(replica(x[own]), y[own], reduction="sum")
-            (loss / max(1, len(own))).backward()
+            nn.functional.cross_entropy(replica(x[own]), y[own], reduction="sum").backward()
         optimizer.step()
         adam.step()
-    own = weights(model) | {"norm": model.norm.weight.detach()}
-    assert all(weight.grad is None for _, weight in binary_parameters(model))
-    return own
-
-
-def average_of_one_step(rank, size):
-    """The average of gradients after one step, in which each worker has a share of another size."""
-    torch.manual_seed(0)
-    layer, x = BinaryLinear(6, 4), torch.randn(12, 6)
-    one = QPSBGD if size == 1 else DistributedQPSBGD
-    optimizer = one(binary_parameters(layer))
-    own = x.split([12] if size == 1 else [3, 9])[rank]
-    layer(own).square().mean().backward()
-    optimizer.step()
-    return optimizer.state[layer.weight]["exp_avg"]
-
-
-def test_a_gradient_weighs_as_much_as_its_worker_has_rows(tmp_path):
-    averages = run_workers(average_of_one_step, 2, tmp_path)
-    for average in averages:
-        torch.testing.assert_close(average, average_of_one_step(0, 1))
+    return weights(model) | {"2.weight": model[2].weight.detach()}
 
 
 @pytest.mark.slow
@@ -198,42 +176,63 @@ def test_a_gradient_weighs_as_much_as_its_worker_has_rows(tmp_path):
 def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):
     states = run_workers(train_uneven, 3, tmp_path, reduction)
     assert same(states)
-    torch.manual_seed(0)
-    start = Convolutional()
-    for name, weight in weights(start).items():
-        assert not torch.equal(weight, states[0][name])
-    assert not torch.equal(start.norm.weight, states[0]["norm"])
+    start = normed_conv().state_dict()
+    assert not any(torch.equal(start[name], weight) for name, weight in states[0].items())
+
+
+class Liar(BlockDescentSolver):
+    def __repr__(self):
+        return repr(BlockDescentSolver())  # when ranks compare their solvers
+
+
+class Broken(Liar):
+    def solve(self, problem, *, initial=None, seed=0):
+        raise ValueError("no licence")
 
 
 def ask_for_trouble(rank, size, reduction, trouble):
-    """What each worker is told when one of them has no record, or not a number."""
+    """What each worker is told when one of them has no sketch, not a number, or no spins."""
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    solver = Broken() if trouble == "solver" and rank == 1 else BlockDescentSolver()
+    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction, solver=solver)
     x, y = digits(12)
     if trouble == "nan" and rank == 1:
         x[4] = torch.nan
+    loss = nn.functional.cross_entropy(model(x[4 * rank : 4 * rank + 4]), y[4 * rank : 4 * rank + 4])
+    if (trouble == "no sketch" and rank == 1) or trouble == "no sketch anywhere":
+        loss.backward(inputs=[weight for _, weight in binary_parameters(model)])
+    else:
+        loss.backward()
     try:
-        if not (trouble == "no backward pass" and rank == 1):
-            own = slice(4 * rank, 4 * rank + 4)
-            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
         optimizer.step()
     except (RuntimeError, FloatingPointError) as error:
-        return {"error": str(error), "moved": not same([weights(model), weights(mlp())])}
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "moved": not same([weights(model), weights(mlp())]),
+        }
     return {"error": "", "moved": True}
 
 
+TROUBLES = {
+    "nan": "FloatingPointError: nothing has moved: rank 1 raised FloatingPointError: layer '0': the",
+    "no sketch anywhere": "rank 0 raised RuntimeError: layer '0': it has a gradient, but no",
+    "solver": "RuntimeError: nothing has moved: rank 1 raised ValueError: no licence",
+}
+
+
 @pytest.mark.parametrize("reduction", ["gather", "vote"])
-@pytest.mark.parametrize(
-    ("trouble", "expected"),
-    [
-        ("nan", "rank 1: layer '0': the layer's input or output gradient is not finite"),
-        ("no backward pass", "a record on rank 1"),
-    ],
-)
+@pytest.mark.parametrize(("trouble", "expected"), TROUBLES.items())
 def test_trouble_on_one_worker_is_an_error_on_all_and_moves_nothing(tmp_path, reduction, trouble, expected):
     for told in run_workers(ask_for_trouble, 2, tmp_path, reduction, trouble):
         assert expected in told["error"]
         assert not told["moved"]
+
+
+def test_a_gradient_without_a_sketch_of_its_own_counts_where_ranks_gather_and_has_no_vote(tmp_path):
+    gathered = run_workers(ask_for_trouble, 2, tmp_path, "gather", "no sketch")
+    assert [told["error"] for told in gathered] == ["", ""]
+    for told in run_workers(ask_for_trouble, 2, tmp_path, "vote", "no sketch"):
+        assert "rank 1 raised RuntimeError: layer '0': it has a gradient, but" in told["error"]
 
 
 def test_a_unit_without_gradient_anywhere_rests_and_one_with_gradient_somewhere_moves(tmp_path):
@@ -250,11 +249,6 @@ def vote_on_some_units(rank, size):
     (out[:, 0] if rank else out[:, 0] + out[:, 2]).square().sum().backward()
     optimizer.step()
     return weights(model)
-
-
-class Liar(BlockDescentSolver):
-    def __repr__(self):
-        return repr(BlockDescentSolver())  # when ranks compare their solvers
 
 
 class Inverted(Liar):
@@ -334,6 +328,9 @@ class Thread(Wire):
     def all_gather(self, part):
         return torch.stack(self.together(part))
 
+    def all_reduce_(self, tensor):
+        tensor.copy_(sum(self.together(tensor)))
+
     def all_to_all(self, parts):
         return torch.stack([part[self.rank] for part in self.together(parts)])
 
@@ -376,8 +373,8 @@ def test_one_worker_warns_of_suspects_for_all():
 
 def test_a_group_that_is_added_later_takes_part():
     first, second = BinaryLinear(6, 5), BinaryLinear(5, 3)
-    optimizer = DistributedQPSBGD([first.weight], group=Thread(), solver=SignSolver())
-    optimizer.add_param_group({"params": [second.weight]})
+    optimizer = DistributedQPSBGD(binary_parameters(first), group=Thread(), solver=SignSolver())
+    optimizer.add_param_group({"params": binary_parameters(second)})
     before = second.weight.detach().clone()
     second(first(torch.randn(8, 6))).square().mean().backward()
     optimizer.step()
@@ -401,11 +398,16 @@ def test_a_wire_counts_the_bytes_that_go_to_the_others(monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "all_to_all_single", lambda out, parts, group: out.copy_(parts))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: tensor.mul_(3))
     wire = Wire()
     assert wire.all_gather(torch.arange(4)).tolist() == 3 * [[0, 1, 2, 3]]
     assert wire.sent == 2 * 4 * 8
     assert wire.all_to_all(torch.ones(3, 5)).tolist() == 3 * [5 * [1.0]]
     assert wire.sent == 2 * 4 * 8 + 2 * 5 * 4
+    wire.sent = 0
+    one, two = wire.sums([torch.ones(2, 5), torch.ones(3).double()])
+    assert (one.tolist(), two.tolist()) == (2 * [5 * [3.0]], 3 * [3.0])
+    assert wire.sent == 2 * 2 * (10 * 4 + 3 * 8) // 3
 
 
 def test_a_search_for_lost_ranks_ends_in_time():
@@ -438,12 +440,37 @@ def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypat
         assert set(compared) == expected
 
 
-def test_a_batch_that_is_empty_on_all_workers_is_an_error():
+@pytest.mark.parametrize("reduction", ["gather", "vote"])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_an_empty_batch_on_all_workers_or_zeros_without_a_pass_move_nothing(reduction, passes):
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread())
-    model(torch.ones(0, 48)).sum().backward()
-    with pytest.raises(RuntimeError, match="no rows on any rank; the batch was empty"):
+    optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread(), reduction=reduction)
+    for _, weight in binary_parameters(model):
+        weight.grad = torch.zeros_like(weight)
+    if passes:
+        model(torch.ones(0, 48)).sum().backward()
+    optimizer.step()
+    assert optimizer.run["step"] == passes
+    assert same([weights(model), weights(mlp())])
+
+
+def test_a_rank_without_rows_abstains_whatever_gradient_it_is_given():
+    def vote(wire):
+        model = mlp()
+        optimizer = DistributedQPSBGD(binary_parameters(model), group=wire, reduction="vote", lr=1e-2)
+        x, _ = digits(8 if wire.rank == 0 else 0)
+        model(x).square().sum().backward()
+        if wire.rank:
+            for _, weight in binary_parameters(model):
+                weight.grad = torch.ones_like(weight)  # as DDP around the whole model averages it
         optimizer.step()
+        return weights(model)
+
+    alone = mlp()
+    optimizer = QPSBGD(binary_parameters(alone), lr=1e-2)
+    alone(digits(8)[0]).square().sum().backward()
+    optimizer.step()
+    assert same([*in_threads(3, vote), weights(alone)])
 
 
 def test_gather_solves_64_units_at_a_time_each_block_with_a_seed_of_its_own():
@@ -504,14 +531,11 @@ def count_bytes(rank, size, reduction):
 
 
 @pytest.mark.slow
-def test_a_vote_sends_two_bits_for_a_weight_and_gather_the_rows(tmp_path):
-    count = sum(weight.numel() for _, weight in binary_parameters(mlp()))
+def test_a_vote_sends_two_bits_for_a_weight_and_gather_gradients_sketches_and_spins(tmp_path):
+    bits = -(-(4800 + 6000 + 600) // 8 // 4)  # of the spins that one of four workers counts
+    rest = 16 + 3 + 2  # digests, a flag for each weight, and twice whether all is well
     for told in run_workers(count_bytes, 4, tmp_path, "vote"):
-        assert (
-            3 / 4 * 2 * count / 8
-            <= told["bytes"]
-            <= 3 / 4 * 2 * count / 8 + 3 * (packed_size(170) + 8 * (3 + 2) + 8 + 1 + 4 + 4)
-        )
-    rows = 15 * 4 * (48 + 100 + 100 + 60 + 60 + 10)
+        assert told["bytes"] == 3 * (2 * bits + packed_size(170) + 4 + rest)
+    numbers = 4800 + 6000 + 600 + 129 * (48 + 100 + 60)
     for told in run_workers(count_bytes, 4, tmp_path, "gather"):
-        assert 3 * (rows + count / 8 / 4) <= told["bytes"] <= 3 * (rows + count / 8)
+        assert told["bytes"] == 2 * 3 / 4 * 4 * numbers + 3 * (60 * 100 / 8 + rest)

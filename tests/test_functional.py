@@ -2,42 +2,120 @@
 
 import pytest
 import torch
-from helpers import dense_record
+from helpers import posed, sketch_shape
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters
-from spingrad.optim.functional import average, move_, pose, scale, whiten
-from spingrad.scaling import whitened
+from spingrad import QPSBGD, BinaryConv2d, BinaryLayer, BinaryLinear, binary_parameters
+from spingrad.kernels import passes
+from spingrad.kernels.passes import blended, lengths, move_
+from spingrad.optim.functional import published, scale, weight_of
+from spingrad.scaling import size_of, whitened
+from spingrad.sketch import sketch_of
 from spingrad.solvers import BlockDescentSolver
 
 
-def test_the_target_is_the_gradient_at_the_asked_strength():
+def scaled(x, grad, kind="rows", rank=32, target_rms="auto"):
+    shape = sketch_shape(kind, x.shape[1], grad.shape[1])
+    return scale(sketch_of(x, grad, shape, x.dtype, kind, ()), kind, grad.shape[1], rank, target_rms)
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("rows", 32), ("rows", 500), ("gram", None)])
+def test_spins_reach_at_most_one_at_a_row_of_mean_norm(kind, rank):
     torch.manual_seed(0)
-    record = dense_record(torch.randn(20, 6), torch.randn(20, 3) * torch.tensor([1.0, 1e-3, 0.0]))
-    Z, factor, rms = scale(record, target_rms=0.5)
-    torch.testing.assert_close((Z.dense() * 6**0.5).square().sum(1).mean(), torch.tensor(1.0))
-    torch.testing.assert_close(rms, torch.tensor([0.5, 0.5, 0.0]))
-    torch.testing.assert_close((record.grad * factor).square().mean(0).sqrt(), rms)
+    x, grad = 1e-3 * torch.randn(20, 6), torch.randn(20, 3)
+    grad[4] = 0
+    Z, reach, _ = scaled(x, grad, kind, rank, target_rms=0.5)
+    own = x[grad.any(1)]
+    expected = own.T @ own * (19 / 6) / own.square().sum()
+    torch.testing.assert_close((Z[0].mT @ Z[0]).float(), expected)
+    assert float(reach) == pytest.approx(0.5 * (19 / 6) ** 0.5)
+
+
+def test_lengths_have_the_asked_root_mean_square_and_outliers_are_cut():
+    torch.manual_seed(0)
+    length = torch.rand(50).double() + 0.5
+    found = size_of(length, torch.full((50,), 0.7).double()) * length
+    assert float(found.square().mean().sqrt()) == pytest.approx(0.7)
+    torch.testing.assert_close(found / found[0], length / length[0])
+    length[7] = 1e4
+    with_outlier = size_of(length, torch.full((50,), 0.7).double()) * length
+    assert float(with_outlier[7] / with_outlier.median()) == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1e-100, 1e-30, 1e30, 1e100])
+def test_sizes_undo_any_factor_of_the_gradient(factor):
+    length = torch.tensor([1.0, 2.0, 0.5]).double()
+    reach = torch.ones(3).double()
+    torch.testing.assert_close(size_of(factor * length, reach) * factor, size_of(length, reach))
 
 
 def test_the_average_has_no_bias_to_a_zero_at_the_start():
     torch.manual_seed(0)
-    record = dense_record(torch.randn(20, 6), torch.randn(20, 3))
-    Z, factor, _ = scale(record)
-    first = average(Z, record.grad, factor, 0.9, None, 0)
-    again = average(Z, record.grad, factor, 0.9, first, 1)
-    torch.testing.assert_close(again, first)
+    model, seen = BinaryLinear(6, 3), []
+    optimizer = QPSBGD(binary_parameters(model), lr=0.0)
+    x, grad = torch.randn(20, 6), torch.randn(20, 3)
+    for _ in range(3):
+        model(x).backward(grad)
+        optimizer.step()
+        seen.append(optimizer.state[model.weight]["exp_avg"].clone())
+        optimizer.zero_grad()
+    torch.testing.assert_close(seen[1:], seen[:1] * 2)
 
 
-def test_a_problem_without_momentum_is_the_least_squares_problem():
+def test_weights_of_steps_make_an_average():
+    momentum, shares = 0.75, []
+    for step in range(6):
+        new = weight_of(momentum, step)
+        shares = [*[(1 - new) * share for share in shares], new]
+    expected = torch.tensor([momentum**k for k in range(5, -1, -1)])
+    torch.testing.assert_close(torch.tensor(shares), expected / expected.sum())
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def either_way(request, monkeypatch):
+    """A step's passes in numba and in torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(passes, "_has_kernel", lambda *_: False)
+
+
+@pytest.mark.usefixtures("either_way")
+def test_the_average_may_take_the_memory_of_the_past():
     torch.manual_seed(0)
-    record = dense_record(torch.randn(20, 6), torch.randn(20, 3))
-    problem = pose(record, target_rms=0.7)
-    Z, factor, _ = scale(record, target_rms=0.7)
-    G = torch.randint(2, (6, 3)) * 2.0 - 1
-    expected = (record.grad * factor - Z.dense() @ G).square().sum(0)
-    torch.testing.assert_close(problem.energy(G), expected)
+    grad, size, past = torch.randn(700, 300), torch.rand(700), torch.randn(700, 300)
+    expected = 0.75 * past + size[:, None] * grad
+    assert blended(past, grad, 0.75, size, past) is past
+    torch.testing.assert_close(past, expected)
+
+
+def test_the_published_problem_is_the_least_squares_problem():
+    torch.manual_seed(0)
+    x, V = torch.randn(20, 6).double(), torch.randn(20, 3).double()
+    problem = posed(x, V, rows="normalized", target_rms=None)
+    G = torch.randint(2, (6, 3)).double() * 2 - 1
+    Z = x / x.square().sum(1, keepdim=True)
+    torch.testing.assert_close(problem.energy(G), (V - Z @ G).square().sum(0))
+
+
+@pytest.mark.parametrize("factor", [-3.0, 1e-20, 0.5, 1e15, 1e20])
+def test_a_multiple_of_the_published_gradient_multiplies_the_linear_term(factor):
+    torch.manual_seed(0)
+    x, V = torch.randn(20, 6), torch.randn(20, 3)
+    sketch = sketch_of(x, V, sketch_shape("published", 6, 3), x.dtype, "published", ())
+    Z = x / x.square().sum(1, keepdim=True)
+    linear, factors = published(sketch, factor * (V.T @ x))
+    torch.testing.assert_close(linear.float(), factor * (V.T @ Z))
+    torch.testing.assert_close(factors.float(), torch.tensor([factor]))
+    with pytest.raises(RuntimeError, match="may only be multiplied by a number"):
+        published(sketch, factor * (V.T @ x) + 0.1 * factor)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("factor", [1.0, 1e30, 1e-30])
+def test_lengths_neither_overflow_nor_underflow(factor):
+    found = lengths(factor * torch.tensor([[3.0, 4.0], [-5.0, 12.0], [0.0, 0.0]]))
+    torch.testing.assert_close(found / factor, torch.tensor([5.0, 13.0, 0.0]).double(), rtol=1e-6, atol=0)
+    assert not lengths(factor * torch.tensor([[1.0, torch.nan]])).isfinite().any()
 
 
 def exactly_whitened(H, strength):
@@ -85,12 +163,14 @@ def test_a_whitened_step_averages_the_linear_term_as_it_was():
 
 def test_a_whitened_problem_of_one_batch_has_the_energy_of_its_fields():
     torch.manual_seed(0)
-    problem = pose(dense_record(torch.randn(20, 6), torch.randn(20, 3)))
-    other, G = whiten(problem, 0.5), torch.randint(2, (6, 3)) * 2.0 - 1
-    expected = (problem.rows @ G).square().sum(0) - 2 * (other.H * G).sum(0)
+    batch = torch.randn(20, 6), torch.randn(20, 3)
+    problem, other = posed(*batch), posed(*batch, whitening=0.5)
+    G = torch.randint(2, (6, 3)) * 2.0 - 1
+    expected = (problem.Z @ G).square().sum(0) - 2 * (whitened(problem.H, 0.5) * G).sum(0)
     torch.testing.assert_close(other.energy(G), expected)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("clamp", [None, 0.5])
 def test_units_move_by_lr_within_the_clamp_and_idle_ones_stay(clamp):
     torch.manual_seed(0)
@@ -151,15 +231,5 @@ def test_a_step_reads_one_value_back_to_the_host(name, whitening, monkeypatch):
         read_backs.clear()
         with Reads() as reads:
             optimizer.step()
-        assert reads.count + len(read_backs) == 1
-
-
-def test_a_state_of_version_0_2_0_goes_on_without_whitening():
-    model = BinaryLinear(6, 3)
-    state = QPSBGD(binary_parameters(model)).state_dict()
-    del state["param_groups"][0]["whitening"]
-    optimizer = QPSBGD(binary_parameters(model), whitening=0.125)
-    optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["whitening"] == 0
-    model(torch.ones(2, 6)).sum().backward()
-    optimizer.step()
+        dropped = sum(layer.groups == 1 for layer in model if isinstance(layer, BinaryLayer))
+        assert reads.count + len(read_backs) == 1 + dropped  # empty slots are dropped on a CPU alone

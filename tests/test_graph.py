@@ -3,9 +3,8 @@ import sys
 import pytest
 import torch
 
-from spingrad import QPSBGD, binary_parameters, start_recording
+from spingrad import QPSBGD, binary_parameters
 from spingrad.nn.gcn import BinaryGCNConv, normalized_adjacency
-from spingrad.recording import record_of
 
 # torch_geometric still scripts its classes, which torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -62,14 +61,15 @@ def test_chosen_rows_are_rows_of_the_full_result(graph):
     torch.testing.assert_close(layer(x, adjacency.index_select(0, rows)), layer(x, adjacency)[rows])
 
 
-def test_record_holds_the_aggregated_rows(graph):
+def test_the_sketch_holds_the_aggregated_rows(graph):
     x, edge_index = graph
     layer, adjacency = BinaryGCNConv(5, 3), normalized_adjacency(edge_index, 9)
-    start_recording(layer.weight)
+    _optimizer = QPSBGD(binary_parameters(layer), rank=None)
     layer(x, edge_index).sum().backward()
-    (rows,) = record_of(layer.weight).layers()
-    torch.testing.assert_close(rows.rows.dense(), adjacency.to_dense() @ x)
-    torch.testing.assert_close(rows.grad, torch.full((9, 3), 5**-0.5))
+    rows = (adjacency.to_dense() @ x).double()
+    torch.testing.assert_close(layer.companion.sketch[0, :5], rows.T @ rows, rtol=1e-5, atol=1e-5)
+    assert layer.companion.sketch[0, 5, 0] == 9
+    torch.testing.assert_close(layer.weight.grad, (5**-0.5 * rows.sum(0)).float().expand(3, 5))
 
 
 def test_gradient_flows_to_the_features(graph):

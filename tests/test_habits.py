@@ -1,15 +1,23 @@
-"""What torch users do in their training scripts: each row of the table in docs/training.md is a test."""
+"""What torch users do in their training scripts: each row of the table in docs/training.md is a test.
+
+Where a habit changes gradients or passes, the weights after the step are those of :func:`expected`, a plain
+computation from gradients and inputs.
+"""
 
 import copy
 import inspect
 import math
+import pickle
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import prune
+from torch.autograd import forward_ad
+from torch.distributed.checkpoint import state_dict as checkpoints
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from spingrad import (
     QPSBGD,
@@ -18,10 +26,12 @@ from spingrad import (
     Sign,
     binary_parameters,
     real_parameters,
-    record_of,
 )
 from spingrad.baselines import Bop, SignSGD
+from spingrad.problem import BinaryQuadratic
+from spingrad.sketch import sketch_of
 from spingrad.solvers import BlockDescentSolver, DimodSolver, Solution, Solver
+from spingrad.solvers.base import derive_seed
 from spingrad.testing import check_solver, random_problem
 
 PAGE = Path(__file__).parents[1] / "docs/training.md"
@@ -75,7 +85,7 @@ def data(rows=32, seed=1):
 
 def loss_of(model, batch=None):
     x, y = batch or data()
-    return nn.functional.cross_entropy(model(x).float(), y)
+    return F.cross_entropy(model(x).float(), y)
 
 
 def weights(model):
@@ -106,92 +116,196 @@ def equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+# What a step must be
+
+
+def spins(weight):
+    return torch.where(weight >= 0, 1.0, -1.0).to(weight)
+
+
+def rows_of(passes, exact):
+    """The rows of the quadratic term, all or the sum of the passes' samples, and the number of all."""
+    if exact:
+        rows = torch.cat([x[V.any(1)] for x, V in passes])
+        return rows, len(rows)
+    n = passes[0][0].shape[1]
+    shape = torch.Size([1, min(128, 4 * n) + 1, n])
+    [table] = sum(sketch_of(x, V, shape, torch.float64, "rows", ()) for x, V in passes)
+    return table[:-1][table[:-1].any(1)], int(table[-1, 0])
+
+
+def expected(weight, passes, grad=None, *, exact=False, place=0, lr=3e-3):
+    """A weight after its first step.
+
+    Args:
+        weight: Before the step.
+        passes: Inputs and output gradients of every backward pass.
+        grad: ``weight.grad``, if it is not the sum over the passes.
+        exact: All rows count (``rank=None``), not a sample of them.
+        place: Of the weight in the optimizer.
+        lr: Learning rate.
+    """
+    grad = sum(V.T @ x for x, V in passes) if grad is None else grad
+    rows, count = rows_of(passes, exact)
+    n, s = rows.shape[1], len(rows)
+
+    products = rows @ rows.T
+    norms = products.diag()
+    others = (products.square().sum() - norms.square().sum()) / (s * (s - 1))
+    shared = (norms.square().mean() + (count - 1) * others) / norms.mean().square()
+
+    length = grad.norm(dim=1)
+    live = length > 1e-6 * length.max()
+    cut = length.clamp(max=3 * length[live].median())
+    size = 0.35 * (shared * count / n).sqrt() / cut.square().mean().sqrt() * cut / length
+    H = (size[:, None] * grad).where(live[:, None], 0)
+
+    problem = BinaryQuadratic.of(rows * (count / n) ** 0.5 / rows.norm(), H.T)
+    G = BlockDescentSolver().solve(problem, seed=derive_seed(derive_seed(0, 0), place)).spins.T
+    return (weight - lr * G).clamp(-1, 1).where(live[:, None], weight)
+
+
+class OneStep:
+    """The network of :func:`small` in double precision before its first step, and the same in plain torch."""
+
+    def __init__(self, exact=False):
+        self.exact, self.model = exact, small().double()
+        self.optimizer = QPSBGD(binary_parameters(self.model), **({"rank": None} if exact else {}))
+        self.latent = [weight for _, weight in binary_parameters(self.model)]
+        self.before = weights(self.model)
+
+    @staticmethod
+    def batch(rows=32, seed=1):
+        x, y = data(rows, seed)
+        return x.double(), y
+
+    def loss(self, *batch, of=F.cross_entropy):
+        x, y = batch or self.batch()
+        return of(self.model(x), y)
+
+    def plain(self, *batch, of=F.cross_entropy):
+        """Inputs and output gradients of both layers, without a binary layer."""
+        x, y = batch or self.batch()
+        first, second = map(spins, self.before)
+        one = F.linear(x, first).requires_grad_()
+        hidden = F.hardtanh(one * 12**-0.5)
+        two = F.linear(hidden, second)
+        V = torch.autograd.grad(of(two * 24**-0.5, y), (one, two))
+        return [(x, V[0]), (hidden.detach(), V[1])]
+
+    def grads(self):
+        return [V.T @ x for x, V in self.plain()]
+
+    def check(self, *passes, grads=(None, None), step=None):
+        """Take the step: it must be that of these passes and gradients."""
+        (step or self.optimizer.step)()
+        for i, own in enumerate(zip(*(passes or [self.plain()]), strict=True)):
+            wanted = expected(self.before[i], own, grads[i], exact=self.exact, place=i)
+            torch.testing.assert_close(self.latent[i].detach(), wanted, rtol=0, atol=1e-9)
+
+
+def one_step():
+    """With a sample of the rows, and with all of them."""
+    return OneStep(), OneStep(exact=True)
+
+
+def check_one_layer(layer, passes, grad=None, **settings):
+    """Take the step of a model with one weight: it must be that of these passes."""
+    optimizer, before = settings.pop("optimizer"), layer.weight.detach().clone()
+    optimizer.step()
+    wanted = expected(before, passes, grad, **settings)
+    torch.testing.assert_close(layer.weight.detach(), wanted, rtol=0, atol=1e-9)
+
+
 # The loop
 
 
-@habit("`optimizer.zero_grad()`, `model.zero_grad()`, with `set_to_none=False` too")
+@habit("`zero_grad()`, `backward()`, `step()`")
 def _():
-    expected = train(*ready())
-    for clear in ("optimizer", "model"):
+    for own in one_step():
         for set_to_none in (True, False):
-            model, optimizer = ready()
-            for seed in range(4):
-                loss_of(model).backward()  # a pass that must be forgotten
-                {"optimizer": optimizer, "model": model}[clear].zero_grad(set_to_none=set_to_none)
-                loss_of(model, data(seed=seed)).backward()
-                optimizer.step()
-            assert equal(weights(model), expected)
+            own.loss(*own.batch(seed=9)).backward()
+            own.optimizer.zero_grad(set_to_none=set_to_none)
+        own.loss().backward()
+        own.check()
 
 
-@habit("`weight.grad` set to zero in other ways: `.zero_()`, `.data.zero_()`, `*= 0`, zeros in its place")
+@habit("a discarded pass: `model.zero_grad()`, `weight.grad = None`, `weight.grad.zero_()`")
 def _():
-    def put(weight):
-        weight.grad = torch.zeros_like(weight)
+    def each(clear):
+        return lambda own: [clear(weight) for weight in own.latent]
 
-    clears = [lambda w: w.grad.data.zero_(), lambda w: w.grad.detach().zero_(), lambda w: w.grad.fill_(0)]
-    clears += [lambda w: torch.zero_(w.grad), lambda w: torch._foreach_zero_([w.grad]), put]
-    clears += [lambda w: w.grad.mul_(0), lambda w: w.grad.__imul__(0)]
-    expected = train(*ready(), steps=1)
+    clears = [lambda own: own.model.zero_grad(), lambda own: own.model.zero_grad(set_to_none=False)]
+    clears += [each(lambda weight: setattr(weight, "grad", None)), each(lambda weight: weight.grad.zero_())]
     for clear in clears:
-        model, optimizer = ready()
-        loss_of(model, data(seed=9)).backward()
-        for _, weight in binary_parameters(model):
-            clear(weight)
-        loss_of(model, data(seed=0)).backward()
-        optimizer.step()
-        assert equal(weights(model), expected)
+        for own in one_step():
+            discarded = own.batch(16, seed=9)
+            own.loss(*discarded).backward()
+            clear(own)
+            own.loss().backward()
+            own.check(own.plain(*discarded), own.plain(), grads=own.grads())
 
 
-@habit("gradient accumulation over several `backward()`")
+@habit("gradient accumulation over several `backward()`, of unequal batches too")
 def _():
-    whole, optimizer = ready(target_rms=1.0)
-    loss_of(whole, data(32)).backward()
-    optimizer.step()
-    parts, optimizer = ready(target_rms=1.0)
-    x, y = data(32)
-    for half in (slice(0, 16), slice(16, 32)):
-        (loss_of(parts, (x[half], y[half])) / 2).backward()
-    optimizer.step()
-    assert equal(weights(parts), weights(whole))
+    def part_of_the_mean(out, y):
+        return F.cross_entropy(out, y, reduction="sum") / 32
+
+    for sizes in ([16, 16], [3, 20, 9]):
+        for own in one_step():
+            parts = list(zip(*(tensor.split(sizes) for tensor in own.batch()), strict=True))
+            for part in parts:
+                own.loss(*part, of=part_of_the_mean).backward()
+            own.check(*(own.plain(*part, of=part_of_the_mean) for part in parts))
+            if own.exact:
+                whole = OneStep(exact=True)
+                whole.loss().backward()
+                whole.optimizer.step()
+                assert equal(weights(own.model), weights(whole.model))
 
 
 @habit("`step(closure)`")
 def _():
-    model, optimizer = ready()
+    results = []
+    for own in one_step():
 
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
+        def closure(own=own):
+            own.optimizer.zero_grad()
+            loss = own.loss()
+            loss.backward()
+            return loss
 
-    before = weights(model)
-    expected = loss_of(model).item()
-    assert optimizer.step(closure).item() == expected
-    assert all(moved(model, before))
+        loss = own.loss().item()
+        own.check(step=lambda own=own, closure=closure: results.append(own.optimizer.step(closure).item()))
+        assert results.pop() == loss
 
 
 @habit("`loss.backward(retain_graph=True)` and several losses")
 def _():
-    model, optimizer = ready()
-    loss = loss_of(model)
-    loss.backward(retain_graph=True)
-    (0.1 * loss).backward()
-    before = weights(model)
-    optimizer.step()
-    assert all(moved(model, before))
+    for own in one_step():
+        loss = own.loss()
+        loss.backward(retain_graph=True)
+        (0.1 * loss).backward()
+        own.check(own.plain(), own.plain(of=lambda out, y: 0.1 * F.cross_entropy(out, y)))
 
 
 @habit("`clip_grad_norm_` over all parameters")
 def _():
-    expected = train(*ready())
-    model, optimizer = ready()
+    for own in one_step():
+        own.loss().backward()
+        norm = nn.utils.clip_grad_norm_(own.model.parameters(), 1e-3)
+        torch.testing.assert_close(norm, torch.cat([grad.flatten() for grad in own.grads()]).norm())
+        own.check()  # as without clipping
 
-    def clip_and_step():
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
 
-    assert equal(train(model, optimizer, step=clip_and_step), expected)
+@habit("`clip_grad_value_`")
+def _():
+    for own in one_step():
+        own.loss().backward()
+        nn.utils.clip_grad_value_(own.model.parameters(), 1e-3)
+        clipped = [grad.clamp(-1e-3, 1e-3) for grad in own.grads()]
+        assert not equal(clipped, own.grads())
+        own.check(grads=clipped)
 
 
 @habit("a schedule: `CosineAnnealingLR`, `OneCycleLR`, `ReduceLROnPlateau`, warm-up by `SequentialLR`")
@@ -248,50 +362,40 @@ def _():
 
 @habit("a layer that the forward pass did not use")
 def _():
-    model, optimizer = ready()
-    before = weights(model)
-    model[0](data()[0]).square().mean().backward()
-    optimizer.step()
-    assert moved(model, before) == [True, False]
+    for own in one_step():
+        own.model[0](own.batch()[0]).square().mean().backward()
+        own.optimizer.step()
+        assert moved(own.model, own.before) == [True, False]
 
 
-@habit("`step()` without `backward()`, or in `model.eval()`")
-def _():
-    model, optimizer = ready()
-    with pytest.raises(RuntimeError, match=r"no backward pass.*model\.train\(\)"):
-        optimizer.step()
-    loss_of(model.eval()).backward()
-    with pytest.raises(RuntimeError, match=r"model\.train\(\)"):
-        optimizer.step()
-    model.zero_grad()
-    loss_of(model.train()).backward()
-    optimizer.step()
-
-
-@habit("some layers in `eval()`, others in training")
+@habit("`step()` without `backward()`")
 def _():
     model, optimizer = ready()
     before = weights(model)
-    model[0].eval()
-    loss_of(model).backward()
-    with pytest.raises(RuntimeError, match=r"layer '0': a backward pass .* evaluation mode"):
-        optimizer.step()
-    assert moved(model, before) == [False, False]
-    torch.autograd.grad(loss_of(model), model[2].weight)
-    model.zero_grad()
-    torch.autograd.grad(model[0](data()[0].requires_grad_()).sum(), model[0].weight, allow_unused=True)
-    model[2](torch.randn(8, 24)).square().mean().backward()
-    optimizer.step()  # gradients that were not accumulated leave nothing
-    assert moved(model, before) == [False, True]
+    optimizer.step()
+    assert not any(moved(model, before))
+    assert optimizer.run["step"] == 0
+
+
+@habit("some layers in `eval()`, or all of them")
+def _():
+    for place in (0, 1, 2):
+        for own in one_step():
+            own.model[place].eval()
+            own.loss().backward()
+            own.check()
+    own = OneStep()
+    own.model.eval()
+    own.loss().backward()
+    own.check()
 
 
 @habit("`QPSBGD(model.parameters())` with real-valued parameters among them")
 def _():
     model = nn.Sequential(BinaryLinear(12, 8), nn.BatchNorm1d(8), BinaryLinear(8, 4))
-    optimizer = QPSBGD(model.parameters())
-    loss_of(model).backward()
-    with pytest.raises(RuntimeError, match=r"real_parameters\(model\)"):
-        optimizer.step()
+    binary_parameters(model)
+    with pytest.raises(ValueError, match=r"layer 1 .*real_parameters\(model\)"):
+        QPSBGD(model.parameters())
 
 
 @habit("two optimizers: `binary_parameters` here, `real_parameters` in Adam")
@@ -312,27 +416,36 @@ def _():
 
 @habit("any torch optimizer on latent weights: `Adam(model.parameters())`")
 def _():
-    model = small()
-    before = weights(model)
-    train(model, torch.optim.Adam(model.parameters(), lr=1e-2), 1)
-    assert all(moved(model, before))
+    kinds = [torch.optim.Adam, torch.optim.SGD, torch.optim.Rprop, torch.optim.Adafactor, torch.optim.LBFGS]
+    for kind in kinds:
+        model, kept = ready()
+        before, optimizer = weights(model), kind(model.parameters(), lr=1e-2)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert all(moved(model, before))
+        plain = small()
+        optimizer = kind(plain.parameters(), lr=1e-2)
+        optimizer.step(lambda plain=plain, optimizer=optimizer: closure(plain, optimizer))
+        assert equal(weights(model), weights(plain))  # whether a QPSBGD lives or not
+        del kept
 
 
-@habit("another optimizer once QPSBGD is gone")
+@habit("another torch optimizer on the same weights")
 def _():
-    model, optimizer = ready()
-    before = train(model, optimizer, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    train(model, optimizer, 1)
-    assert all(moved(model, before))
-    model, kept = ready()  # which lives on
-    for settings in ({}, {"foreach": True}, {"fused": True}):
-        with pytest.raises(RuntimeError, match=r"reads weight\.grad .*stop_recording\(weight\)"):
-            train(model, torch.optim.AdamW(model.parameters(), lr=1e-2, **settings), 1)
-    for settings in ({}, {"foreach": True}):
-        with pytest.raises(RuntimeError, match=r"weight decay reads weight\.grad"):
-            train(model, torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=0.1, **settings), 1)
-    del kept
+    for own in one_step():
+        sgd = torch.optim.SGD(own.model.parameters(), lr=0.1, weight_decay=0.5)
+        own.loss().backward()
+        own.check()
+        between = weights(own.model)
+        sgd.step()
+        for now, was, grad in zip(weights(own.model), between, own.grads(), strict=True):
+            torch.testing.assert_close(now, was - 0.1 * (grad + 0.5 * was))
 
 
 @habit("`weight_decay=…`")
@@ -345,81 +458,153 @@ def _():
     QPSBGD([{"params": [first], "weight_decay": 0.0}])
 
 
-@habit("a penalty on latent weights, or a weight tied to a real layer")
+@habit("a misspelt setting of a parameter group")
 def _():
-    model, optimizer = ready()
-    for backward in (1, 2):  # gradients are accumulated in another way then
-        optimizer.zero_grad()
-        for _ in range(backward):
-            loss_of(model).backward(retain_graph=True)
-        (loss_of(model) + model[0].weight.square().sum()).backward()
-        with pytest.raises(RuntimeError, match=r"layer '0': weight\.grad holds more"):
-            optimizer.step()
-    model.zero_grad()
-    train(model, optimizer)
-    tied = nn.Sequential(nn.Embedding(20, 16), BinaryLinear(16, 20))
-    tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match="'0', Embedding: it shares its weight"):
-        binary_parameters(tied)
+    with pytest.raises(ValueError, match="'momentun' is no setting"):
+        QPSBGD([{"params": [weight for _, weight in binary_parameters(small())], "momentun": 0.5}])
 
 
-@habit("a change of `weight.grad`: a mask, noise, a gradient of your own")
+@habit("a penalty on latent weights")
 def _():
-    model, optimizer = ready()
-    weight = model[0].weight
-    loss_of(model).backward()
+    for own in one_step():
+        penalty = 1e-2 * sum(weight.abs().sum() for weight in own.latent)
+        (own.loss() + penalty).backward()
+        signs = [weight.sign() for weight in own.before]
+        own.check(grads=[grad + 1e-2 * sign for grad, sign in zip(own.grads(), signs, strict=True)])
+    own.optimizer.zero_grad()
+    own.latent[0].square().sum().backward()
+    with pytest.raises(RuntimeError, match="no backward pass has left a sketch"):
+        own.optimizer.step()
 
-    def masked():
-        weight.grad.mul_(torch.ones(24, 1))
 
-    def assigned():
-        weight.grad.data = weight.grad * 0.5
+@habit("one weight in a binary and a real layer")
+def _():
+    words = torch.randint(12, (30,), generator=torch.Generator().manual_seed(0))
+    for exact in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(12, 8), BinaryLinear(8, 12)).double()
+        model[0].weight = model[1].weight
+        optimizer = QPSBGD(binary_parameters(model), **({"rank": None} if exact else {}))
+        weight = model[1].weight.detach()
+        F.cross_entropy(model(words), words.roll(1)).backward()
 
-    changes = [weight.grad.neg_, masked, lambda: weight.grad.add_(0.1), lambda: weight.grad.mul_(-1)]
-    changes += [assigned, lambda: torch._foreach_mul_([weight.grad], [torch.ones(24, 1)])]
-    changes += [lambda: torch._foreach_neg_([weight.grad]), lambda: weight.grad.copy_(torch.ones(24, 12))]
+        table, x = weight.clone().requires_grad_(), F.embedding(words, weight)
+        out = (F.embedding(words, table) @ spins(weight).T).requires_grad_()
+        own, V = torch.autograd.grad(F.cross_entropy(out / 8**0.5, words.roll(1)), (table, out))
+        check_one_layer(model[1], [(x, V)], V.T @ x + own, optimizer=optimizer, exact=exact)
+
+
+@habit("a change of `weight.grad`: `neg_()`, a mask, noise, a gradient of your own")
+def _():
+    noise = torch.Generator().manual_seed(3)
+    changes = [torch.neg, lambda grad: grad * 1e-8, lambda grad: 1e8 * grad]
+    changes += [lambda grad: grad * (torch.rand(grad.shape, generator=noise) < 0.5)]
+    changes += [lambda grad: grad + 1e-3 * torch.randn(grad.shape, generator=noise)]
+    changes += [lambda grad: torch.randn(grad.shape, generator=noise).double()]
     for change in changes:
-        with pytest.raises(RuntimeError, match=r"on weight\.grad .* no effect"):
-            change()
-    for keep_grad in (False, True):
-        for change in (torch.randn_like, torch.neg, lambda grad: grad * 0.5 + 1e-3, torch.clone):
-            model, optimizer = ready(keep_grad=keep_grad)
-            loss_of(model).backward()
-            model[0].weight.grad = change(model[0].weight.grad)
-            with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
-                optimizer.step()
+        for in_place in (False, True):
+            for own in one_step():
+                own.loss().backward()
+                changed = [change(grad) for grad in own.grads()]
+                for weight, grad in zip(own.latent, changed, strict=True):
+                    if in_place:
+                        weight.grad.copy_(grad)
+                    else:
+                        weight.grad = grad.clone()
+                own.check(grads=changed)
 
 
-@habit("`weight.register_hook`, also to watch gradients")
+@habit("a gradient that is scaled: not one move differs")
+def _():
+    own, turned = OneStep(), OneStep()
+    own.loss().backward()
+    own.optimizer.step()
+    steps = [now - was for now, was in zip(weights(own.model), own.before, strict=True)]
+    for factors in ((1e-10, 1e-10), (1e10, 1e10), (1e-10, 1e10)):
+        scaled = OneStep()
+        scaled.loss().backward()
+        for weight, factor in zip(scaled.latent, factors, strict=True):
+            weight.grad *= factor
+        scaled.optimizer.step()
+        assert equal(weights(scaled.model), weights(own.model))
+    turned.loss().backward()
+    for weight in turned.latent:
+        weight.grad.neg_()
+    turned.optimizer.step()
+    for now, was, step in zip(weights(turned.model), turned.before, steps, strict=True):
+        assert ((now - was) * step < 0).double().mean() > 0.9  # restarts of the solver are not turned
+
+
+@habit("a gradient of your own and no backward pass")
 def _():
     model, optimizer = ready()
-    handle = model[0].weight.register_hook(torch.neg)
-    loss_of(model).backward()
-    with pytest.raises(RuntimeError, match=r"layer '0': it has a hook by weight.register_hook"):
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    with pytest.raises(RuntimeError, match="no backward pass has left a sketch"):
         optimizer.step()
-    handle.remove()
-    optimizer.step()
-    model, optimizer = ready(keep_grad=True)
-    seen = []
-    model[0].weight.register_hook(lambda grad: seen.append(grad.norm()))
-    expected = train(*ready())
-    assert equal(train(model, optimizer), expected)
-    assert len(seen) == 4
-    model[0].weight.register_hook(torch.neg)
-    optimizer.zero_grad()
-    loss_of(model).backward()
-    with pytest.raises(RuntimeError, match=r"weight\.grad was changed"):
-        optimizer.step()
+
+
+@habit("`weight.register_hook`, `register_post_accumulate_grad_hook`")
+def _():
+    def negate(weight):
+        weight.grad.neg_()
+
+    def halve_the_first(grad):
+        return torch.cat([grad[:1] / 2, grad[1:]])
+
+    for own in one_step():
+        seen = []
+        for weight in own.latent:
+            weight.register_hook(lambda grad, seen=seen: seen.append(grad.clone()))
+            weight.register_hook(halve_the_first)
+            weight.register_post_accumulate_grad_hook(negate)
+        own.loss().backward()
+        for one, other in zip(seen[::-1], own.grads(), strict=True):
+            torch.testing.assert_close(one, other)
+        own.check(grads=[-halve_the_first(grad) for grad in own.grads()])
+
+
+@habit("`register_post_accumulate_grad_hook` that steps, one optimizer per layer")
+def _():
+    for exact in (False, True):
+        own = OneStep(exact)
+        for weight in own.latent:
+            optimizer = QPSBGD([weight], **({"rank": None} if exact else {}))
+            weight.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        own.loss().backward()
+        for i, passes in enumerate(own.plain()):
+            wanted = expected(own.before[i], [passes], exact=exact)
+            torch.testing.assert_close(own.latent[i].detach(), wanted, rtol=0, atol=1e-9)
 
 
 @habit("`torch.nn.utils.prune`, `weight_norm` and other parametrizations")
 def _():
-    model = small()
-    prune.l1_unstructured(model[0], "weight", 0.5)
-    with pytest.raises(ValueError, match=r"layer '0': its weight is computed"):
-        binary_parameters(model)
-    with pytest.raises(RuntimeError, match="its weight is pruned"):  # with another optimizer, too
-        loss_of(model)
+    class Twice(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    puts = [lambda layer: prune.l1_unstructured(layer, "weight", 0.5), parametrizations.weight_norm]
+    puts += [lambda layer: parametrize.register_parametrization(layer, "weight", Twice())]
+    for put in puts:
+        model = small()
+        put(model[0])
+        with pytest.raises(ValueError, match=r"layer '0': its weight is computed"):
+            binary_parameters(model)
+        model, optimizer = ready()
+        put(model[0])
+        with pytest.raises(RuntimeError, match=r"its weight is computed"):
+            loss_of(model)
+        del optimizer
+
+
+@habit("`prune.remove(module, 'weight')`")
+def _():
+    own = OneStep()
+    prune.l1_unstructured(own.model[0], "weight", 0.5)
+    prune.remove(own.model[0], "weight")
+    own.before = weights(own.model)
+    own.loss().backward()
+    own.check()
 
 
 @habit("step hooks and forward or backward hooks")
@@ -439,81 +624,209 @@ def _():
     assert equal(train(*ready()), train(*ready()))
 
 
+# Layers that are used several times
+
+
+@habit("tied layers: one weight in two places")
+def _():
+    for exact in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(BinaryLinear(12, 12), nn.Hardtanh(), BinaryLinear(12, 12)).double()
+        model[2].weight = model[0].weight
+        optimizer = QPSBGD(binary_parameters(model), **({"rank": None} if exact else {}))
+        x, G = OneStep.batch()[0], spins(model[0].weight.detach())
+        model(x).square().sum().backward()
+        one = F.linear(x, G).requires_grad_()
+        hidden = F.hardtanh(one * 12**-0.5)
+        two = F.linear(hidden, G)
+        V = torch.autograd.grad((two * 12**-0.5).square().sum(), (one, two))
+        passes = [(hidden.detach(), V[1]), (x, V[0])]
+        check_one_layer(model[0], passes, optimizer=optimizer, exact=exact)
+
+
+@habit("a layer used eight times: an RNN")
+def _():
+    for exact in (False, True):
+        torch.manual_seed(0)
+        layer = BinaryLinear(12, 12).double()
+        optimizer = QPSBGD(binary_parameters(layer), **({"rank": None} if exact else {}))
+        state, G = OneStep.batch(5)[0], spins(layer.weight.detach()).requires_grad_()
+        plain, inputs, outs = state, [], []
+        for _ in range(8):
+            state = torch.tanh(layer(state))
+            inputs.append(plain)
+            outs.append(F.linear(plain, G))
+            plain = torch.tanh(outs[-1] * 12**-0.5)
+        state.square().sum().backward()
+        V = torch.autograd.grad(plain.square().sum(), outs)
+        passes = [(x.detach(), own) for x, own in zip(inputs, V, strict=True)]
+        check_one_layer(layer, passes[::-1], optimizer=optimizer, exact=exact)
+
+
+@habit("one convolution's weight with two strides or dilations")
+def _():
+    torch.manual_seed(0)
+    layers = [
+        BinaryConv2d(3, 4, 3, padding=1),
+        BinaryConv2d(3, 4, 3, padding=2, dilation=2),
+        BinaryConv2d(3, 4, 3, stride=2),
+    ]
+    for layer in layers:
+        layer.weight = layers[0].weight
+        layer.double()
+    model, x = nn.ModuleList(layers), torch.randn(2, 3, 8, 8).double()
+    optimizer = QPSBGD(binary_parameters(model), rank=None)
+    sum(layer(x).square().sum() for layer in layers).backward()
+    passes, weight = [], spins(layers[0].weight.detach()).flatten(1)
+    for layer in layers:
+        unfolded = F.unfold(x, 3, layer.dilation, layer.padding, layer.stride)  # (2, 27, places)
+        rows = unfolded.transpose(1, 2).flatten(0, 1)
+        passes.append((rows, 2 * rows @ weight.T / 27))
+    before = layers[0].weight.detach().flatten(1)
+    wanted = expected(before.clone(), passes, exact=True)
+    optimizer.step()
+    torch.testing.assert_close(layers[0].weight.detach().flatten(1), wanted, rtol=0, atol=1e-9)
+    layers = [BinaryConv2d(4, 8, 3, groups=2), BinaryConv2d(2, 8, 3)]
+    layers[1].weight = layers[0].weight
+    with pytest.raises(ValueError, match="different groups"):
+        binary_parameters(nn.ModuleList(layers))
+
+
+@habit("activation checkpointing: `torch.utils.checkpoint`")
+def _():
+    for reentrant in (True, False):
+        for own in one_step():
+            x, y = own.batch()
+            x.requires_grad_()
+            out = torch.utils.checkpoint.checkpoint(own.model, x, use_reentrant=reentrant)
+            F.cross_entropy(out, y).backward()
+            own.check()
+
+
+@habit("one unit with a gradient 1,000 times that of the others")
+def _():
+    for own in one_step():
+        own.loss().backward()
+        for weight in own.latent:
+            weight.grad[0] *= 1000
+        own.check(grads=[torch.cat([1000 * grad[:1], grad[1:]]) for grad in own.grads()])
+
+
+@habit("rare classes: units without a gradient in a batch")
+def _():
+    def only_two_logits(out, y):
+        return F.cross_entropy(out[:, :2], y % 2)
+
+    for own in one_step():
+        own.loss(of=only_two_logits).backward()
+        own.check(own.plain(of=only_two_logits))
+        assert equal(weights(own.model)[1][2:], own.before[1][2:])
+        assert not torch.equal(weights(own.model)[1][:2], own.before[1][:2])
+
+
+@habit("rows without a gradient: a mask of the loss, padding tokens")
+def _():
+    for own in one_step():
+        x, y = own.batch()
+        y = y.where(torch.arange(32) % 3 > 0, -100)
+        own.loss(x, y).backward()
+        assert own.latent[0].companion.sketch[0, -1, 0] == (y >= 0).sum()
+        own.check(own.plain(x, y))
+
+
 # Gradients for something else
 
 
-@habit("`torch.autograd.grad(loss, x)`: saliency, adversarial examples")
+@habit(
+    "`torch.autograd.grad(loss, x)`: saliency, adversarial examples, between `backward()` and `step()` too"
+)
 def _():
-    expected = train(*ready())
-    model, optimizer = ready()
-    for seed in range(4):
-        x, y = data(seed=seed)
+    for own in one_step():
+        x, y = own.batch()
         x.requires_grad_()
-        optimizer.zero_grad()
-        torch.autograd.grad(loss_of(model, (x, y)), x)
-        loss_of(model, (x, y)).backward()
-        torch.autograd.grad(loss_of(model, (x, y)), x)
-        optimizer.step()
-    assert equal(weights(model), expected)
+        torch.autograd.grad(own.loss(x, y), x)
+        own.loss().backward()
+        torch.autograd.grad(own.loss(x, y), x)
+        own.check()
+    own.optimizer.zero_grad()
     jacobians = [
-        torch.autograd.functional.jacobian(own, data(2)[0], vectorize=vectorize)
-        for own in (model, copy.deepcopy(model))
+        torch.autograd.functional.jacobian(model, own.batch(2)[0], vectorize=vectorize)
+        for model in (own.model, copy.deepcopy(own.model))
         for vectorize in (False, True)
     ]
-    assert all(torch.allclose(own, jacobians[0], atol=1e-6) for own in jacobians)
-    assert not record_of(model[0].weight).layers()
+    assert all(torch.allclose(jacobian, jacobians[0]) for jacobian in jacobians)
+    assert own.latent[0].companion.sketch is None
 
 
-@habit("`torch.autograd.grad(loss, weight)` of a binary weight")
+@habit("`torch.autograd.grad(loss, weights)`, reading `weight.grad`: a Fisher diagonal, a log")
 def _():
-    model = small()
-    (expected,) = torch.autograd.grad(loss_of(model), model[0].weight)
-    optimizer = QPSBGD(binary_parameters(model))
-    (found,) = torch.autograd.grad(loss_of(model), model[0].weight)
-    assert found.is_sparse
-    assert found._nnz() == 0
-    optimizer = QPSBGD(binary_parameters(model), keep_grad=True)
-    (found,) = torch.autograd.grad(loss_of(model), model[0].weight)
-    torch.testing.assert_close(found.to_dense(), expected)
-    del optimizer
+    for own in one_step():
+        for found in (torch.autograd.grad(own.loss(), own.latent), own.grads()):
+            for one, other in zip(found, own.grads(), strict=True):
+                torch.testing.assert_close(one, other)
+        assert own.latent[0].companion.sketch is None
+        own.loss().backward()
+        own.check()
+        for weight, grad in zip(own.latent, own.grads(), strict=True):
+            torch.testing.assert_close(weight.grad, grad)  # after the step, too
 
 
 @habit("`loss.backward(inputs=[x])`")
 def _():
-    model, optimizer = ready()
-    x, y = data()
+    own = OneStep()
+    x, y = own.batch()
     x.requires_grad_()
-    loss_of(model, (x, y)).backward(inputs=[x])
-    with pytest.raises(RuntimeError, match="no backward pass"):
-        optimizer.step()
+    own.loss(x, y).backward(inputs=[x])
+    assert own.latent[0].companion.sketch is None
+    own.optimizer.step()
+    assert not any(moved(own.model, own.before))
+
+
+@habit("`loss.backward(inputs=weights)`")
+def _():
+    own = OneStep()
+    own.loss().backward(inputs=own.latent)
+    with pytest.raises(RuntimeError, match=r"layer '0': .*not backward\(inputs=weights\)"):
+        own.optimizer.step()
 
 
 @habit("a gradient penalty: `create_graph=True`, double backward")
 def _():
-    model, optimizer = ready()
-    x, y = data()
-    x.requires_grad_()
-    (slope,) = torch.autograd.grad(loss_of(model, (x, y)), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="SignSGD"):
-        slope.square().sum().backward()
-    model = small()
-    optimizer = SignSGD(binary_parameters(model), lr=1e-2)
-    (slope,) = torch.autograd.grad(loss_of(model, (x, y)), x, create_graph=True)
-    before = weights(model)
-    slope.square().sum().backward()
-    optimizer.step()
-    assert all(moved(model, before))
+    for own in one_step():
+        x, y = own.batch()
+        x.requires_grad_()
+        loss = own.loss(x, y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + 10 * slope.square().sum()).backward()
+
+        first, second = (spins(weight).requires_grad_() for weight in own.before)
+        hidden = F.hardtanh(x @ first.T / 12**0.5)
+        loss = F.cross_entropy(hidden @ second.T / 24**0.5, y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        grads = torch.autograd.grad(loss + 10 * slope.square().sum(), (first, second))
+        assert not any(torch.allclose(*pair) for pair in zip(grads, own.grads(), strict=True))
+        own.check(own.plain(x.detach(), y), grads=grads)
 
 
-@habit("`torch.func.functional_call` with `torch.func.grad`")
+@habit("`torch.func.functional_call` with `torch.func.grad`, `hessian`")
 def _():
-    model, _ = ready()
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
-    grads = torch.func.grad(lambda p: loss_of(lambda x: torch.func.functional_call(model, p, (x,))))(params)
-    plain = small()
-    loss_of(plain).backward()
-    for name, p in plain.named_parameters():
-        torch.testing.assert_close(grads[name], p.grad)
+    own = OneStep()
+    x, y = own.batch(4)
+    params = {name: p.detach() for name, p in own.model.named_parameters()}
+
+    def loss(last):
+        return F.cross_entropy(torch.func.functional_call(own.model, params | {"2.weight": last}, (x,)), y)
+
+    hidden = own.model[:2](x).detach()
+
+    def plain(last):
+        return F.cross_entropy(hidden @ last.T / 24**0.5, y)
+
+    for transform in (torch.func.grad, torch.func.hessian):
+        torch.testing.assert_close(
+            transform(loss)(params["2.weight"]), transform(plain)(spins(own.before[1]))
+        )
+    assert own.latent[1].companion.sketch is None
 
 
 @habit("per-sample gradients: `vmap(grad(…))`")
@@ -531,14 +844,27 @@ def _():
         torch.testing.assert_close(each[name].mean(0), p.grad)
 
 
+@habit("forward mode: `forward_ad.dual_level`, `torch.func.jvp`")
+def _():
+    own = OneStep()
+    x = own.batch()[0]
+    slope = torch.func.jvp(own.model, (x,), (torch.ones_like(x),))[1]
+    with forward_ad.dual_level():
+        out = own.model(forward_ad.make_dual(x, torch.ones_like(x)))
+        torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, slope)
+    first, second = map(spins, own.before)
+    inside = (x @ first.T / 12**0.5).abs() < 1
+    hidden = inside * (torch.ones_like(x) @ first.T) / 12**0.5
+    torch.testing.assert_close(slope, hidden @ second.T / 24**0.5)
+
+
 @habit("an input changed in place between `backward()` and `step()`")
 def _():
-    model, optimizer = ready()
-    x, y = data()
-    loss_of(model, (x, y)).backward()
-    x.zero_()
-    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
-        optimizer.step()
+    for own in one_step():
+        x, y = own.batch()
+        own.loss(x, y).backward()
+        x.zero_()
+        own.check()
 
 
 # Precision
@@ -551,44 +877,70 @@ def _():
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(model)
     loss.backward()
+    sketches = [model[i].companion.sketch[0].double() for i in (0, 2)]
+    grads = [weight.grad.double() for weight in model.parameters()]
+    assert all(sketch[-1, 0] == 32 for sketch in sketches)
     optimizer.step()
-    assert all(moved(model, before))
+    for i, now in enumerate(weights(model)):
+        rows = sketches[i][:-1]
+        rows = rows[rows.any(1)]
+        wanted = expected(
+            before[i].double(), [(rows, torch.ones(len(rows), 1))], grads[i], exact=True, place=i
+        )
+        assert (now - wanted).abs().lt(1e-6).double().mean() > 0.999
 
 
 @habit("`step()` under autocast, as in Lightning's manual optimization")
 def _():
-    expected = train(*ready())
-    model, optimizer = ready()
-    under_autocast = torch.autocast("cpu", torch.bfloat16)(optimizer.step)
-    assert equal(train(model, optimizer, step=under_autocast), expected)
+    for own in one_step():
+        own.loss().backward()
+        own.check(step=torch.autocast("cpu", torch.bfloat16)(own.optimizer.step))
 
 
 @habit("`torch.amp.GradScaler`, with `unscale_` and clipping")
 def _():
-    expected = train(*ready(target_rms=None))
-    model, optimizer = ready(target_rms=None)  # with a target of its own size, a wrong scale would show
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    for seed in range(4):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, data(seed=seed))).backward()
-        if seed % 2:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-    assert equal(weights(model), expected)
+    for settings in ({}, {"target_rms": None}):  # with the gradient's own size, a wrong scale would show
+        expected_weights = train(*ready(**settings))
+        model, optimizer = ready(**settings)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        for seed in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, data(seed=seed))).backward()
+            if seed % 2:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert equal(weights(model), expected_weights)
+
+
+@habit("`target_rms=None` takes the size of the gradient: `grad.mul_(0.125)`")
+def _():
+    def taken(of_loss, of_grad):
+        model, optimizer = ready(target_rms=None, momentum=0.0)
+        (of_loss * loss_of(model)).backward()
+        for weight in model.parameters():
+            weight.grad.mul_(of_grad)
+        optimizer.step()
+        return weights(model)
+
+    assert equal(taken(8.0, 1.0), taken(64.0, 0.125))
+    assert not equal(taken(8.0, 1.0), taken(1.0, 1.0))
 
 
 @habit("`GradScaler` skips a step whose gradients overflow")
 def _():
-    model, optimizer = ready()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    before = weights(model)
-    (scaler.scale(loss_of(model)) * math.inf).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert not any(moved(model, before))
-    assert scaler.get_scale() == 2.0**11
+    for set_to_none in (True, False):
+        for own in one_step():
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+            (scaler.scale(own.loss()) * math.inf).backward()
+            scaler.step(own.optimizer)
+            scaler.update()
+            assert not any(moved(own.model, own.before))
+            assert scaler.get_scale() == 2.0**11
+            own.optimizer.zero_grad(set_to_none=set_to_none)
+            scaler.scale(own.loss()).backward()
+            own.check(step=lambda own=own, scaler=scaler: scaler.step(own.optimizer))
 
 
 @habit("`model.bfloat16()`, `model.half()`, `dtype=torch.bfloat16`")
@@ -605,14 +957,21 @@ def _():
     assert (weights(model)[0] != 0.9).all()
 
 
-@habit("`model.double()`")
+@habit("`model.double()`, `model.to(…)`, between `backward()` and `step()` too")
 def _():
-    model = small().double()
-    optimizer = QPSBGD(binary_parameters(model))
-    x, y = data()
-    loss_of(lambda x: model(x.double()), (x, y)).backward()
-    optimizer.step()
-    assert model[0].weight.dtype == torch.float64
+    torch.manual_seed(0)
+    for swap in (False, True):
+        own = OneStep()
+        own.loss().backward()
+        own.model.float()
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        try:
+            own.model.double()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert own.latent[0].companion.sketch.dtype == torch.float64
+        grads = [grad.float().double() for grad in own.grads()]
+        own.check([(x.float().double(), V) for x, V in own.plain()], grads=grads)
 
 
 @habit("a loss that is not finite")
@@ -637,7 +996,7 @@ def _():
             for factor in (1.0, size):
                 torch.manual_seed(0)
                 layer.reset_parameters()
-                optimizer = QPSBGD(layer.parameters())
+                optimizer = QPSBGD(binary_parameters(layer))
                 x = torch.randn(shape)
                 out = layer(x * factor)
                 out.backward(torch.randn(out.shape))
@@ -685,9 +1044,9 @@ def _():
 @habit("NaN in a latent weight")
 def _():
     model, optimizer = ready()
-    loss_of(model).backward()
     model[2].weight.data[0, 0] = math.nan
-    with pytest.raises(FloatingPointError, match="layer '2': the latent weight"):
+    loss_of(model).backward()
+    with pytest.raises(ValueError, match="layer '2': the latent weight"):
         optimizer.step()
     with pytest.raises(ValueError, match="layer '2': the latent weight"):
         QPSBGD(binary_parameters(model))
@@ -740,7 +1099,7 @@ def _():
         lambda state: state["state"][0]["exp_avg"].fill_(math.nan),
         lambda state: state["param_groups"][0].update(lr=math.inf),
         lambda state: state["param_groups"][0].pop("clamp"),
-        lambda state: state.pop("run"),
+        lambda state: [state.pop("run"), state["param_groups"][0].pop("run")],
     ):
         model, optimizer = ready()
         train(model, optimizer)
@@ -769,8 +1128,24 @@ def _():
     model, optimizer = ready()
     model.load_state_dict(small().state_dict(), assign=True)
     loss_of(model).backward()
-    with pytest.raises(RuntimeError, match="no backward pass has left a record"):
+    with pytest.raises(RuntimeError, match="layer '0': the model has another weight in its place"):
         optimizer.step()
+
+
+@habit("`get_optimizer_state_dict`, `set_optimizer_state_dict` of `torch.distributed.checkpoint`")
+def _():
+    model, optimizer = ready(seed=5)
+    before = weights(model)
+    checkpoints.get_optimizer_state_dict(model, optimizer)  # which takes a step by gradients of zero
+    assert equal(weights(model), before)
+    assert optimizer.run == {"seed": 5, "step": 0, "skipped": 0}
+    train(model, optimizer)
+    saved = copy.deepcopy(checkpoints.get_state_dict(model, optimizer))
+    expected_weights = train(model, optimizer)
+    model, optimizer = ready()
+    checkpoints.set_state_dict(model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
+    assert optimizer.run == {"seed": 5, "step": 4, "skipped": 0}
+    assert equal(train(model, optimizer), expected_weights)
 
 
 @habit("`copy.deepcopy(model)`, `torch.save(model)`")
@@ -780,7 +1155,39 @@ def _(tmp_path):
     torch.save(model, tmp_path / "model.pt")
     for twin in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
         assert equal(weights(twin), weights(model))
-        train(twin, QPSBGD(binary_parameters(twin)), 1)
+        loss_of(twin).backward()
+        assert [weight.companion.sketch for _, weight in binary_parameters(twin)] == [None, None]
+        twin.zero_grad()
+        twins = train(twin, QPSBGD(binary_parameters(twin), momentum=0.0), 1)
+        assert equal(
+            twins, train(*(own := copy.deepcopy(model), QPSBGD(binary_parameters(own), momentum=0.0)), 1)
+        )
+
+
+@habit("`copy.deepcopy((model, optimizer))`, pickling both")
+def _():
+    def grouped():
+        torch.manual_seed(0)
+        layer = BinaryConv2d(4, 8, 3, groups=2)
+        return layer, QPSBGD(binary_parameters(layer))
+
+    def trained(layer, optimizer):
+        for seed in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(seed))
+            layer(x).square().mean().backward()
+            optimizer.step()
+        return weights(layer)
+
+    for make, continued in ((ready, train), (grouped, trained)):
+        for copied in (copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))):
+            model, optimizer = make()
+            continued(model, optimizer)
+            twin, other = copied((model, optimizer))
+            last, first = copied((optimizer, model))
+            expected_weights = continued(model, optimizer)
+            assert equal(continued(twin, other), expected_weights)
+            assert equal(continued(first, last), expected_weights)
 
 
 @habit("EMA: `torch.optim.swa_utils.AveragedModel`")
@@ -899,40 +1306,6 @@ def _():
     assert torch.equal(model[2].binary_weight, torch.where(trained >= 0, 1.0, -1.0))
 
 
-@habit("tied layers: one weight in two places")
-def _():
-    model = nn.Sequential(BinaryLinear(12, 12), nn.Hardtanh(), BinaryLinear(12, 12))
-    model[2].weight = model[0].weight
-    optimizer = QPSBGD(binary_parameters(model))
-    before = weights(model)
-    model(data()[0]).square().mean().backward()
-    optimizer.step()
-    assert moved(model, before) == [True]
-
-
-@habit("one convolution's weight with two strides or dilations")
-def _():
-    torch.manual_seed(0)
-    layers = [
-        BinaryConv2d(3, 4, 3, padding=1),
-        BinaryConv2d(3, 4, 3, padding=2, dilation=2),
-        BinaryConv2d(3, 4, 3, stride=2),
-    ]
-    for layer in layers[1:]:
-        layer.weight = layers[0].weight
-    model, x = nn.ModuleList(layers), torch.randn(2, 3, 8, 8)
-
-    def loss():
-        return sum(layer(x).square().sum() for layer in layers)
-
-    (expected,) = torch.autograd.grad(loss(), layers[0].weight)
-    optimizer = QPSBGD(binary_parameters(model))
-    loss().backward()
-    (record,) = record_of(layers[0].weight).layers()
-    torch.testing.assert_close(record.rows.pull_back(record.grad).view_as(expected), expected)
-    optimizer.step()
-
-
 @habit("`channels_last`")
 def _():
     taken = []
@@ -944,20 +1317,6 @@ def _():
         optimizer.step()
         taken.append(layer.weight.detach().contiguous())
     assert torch.equal(*taken)
-
-
-@habit("activation checkpointing: `torch.utils.checkpoint`")
-def _():
-    expected = train(*ready())
-    for reentrant in (True, False):
-        model, optimizer = ready()
-        for seed in range(4):
-            x, y = data(seed=seed)
-            optimizer.zero_grad()
-            out = torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
-            nn.functional.cross_entropy(out, y).backward()
-            optimizer.step()
-        assert equal(weights(model), expected)
 
 
 @habit("`torch.compile(model, fullgraph=True)`")
@@ -979,11 +1338,20 @@ def _():
     assert equal(train(model, optimizer, step=torch.compile(optimizer.step, backend="eager")), expected)
 
 
-@habit("`torch.export.export(model, …)`")
+@habit("`torch.export.export(model, …)`, `torch.jit.trace`")
 def _():
-    model = small().eval()
-    program = torch.export.export(model, (data()[0],))
-    torch.testing.assert_close(program.module()(data()[0]), model(data()[0]))
+    x = data()[0]
+    for model, optimizer in (ready(), (small(), None)):
+        for own in (model.train(), model.eval()):
+            torch.testing.assert_close(torch.export.export(own, (x,)).module()(x), own(x))
+            torch.testing.assert_close(torch.jit.trace(own, x)(x), own(x))
+        del optimizer
+
+
+@habit("`torch.fx.symbolic_trace(model)`")
+def _():
+    with pytest.raises(torch.fx.proxy.TraceError, match="control flow"):
+        torch.fx.symbolic_trace(small())
 
 
 @habit("`torch.inference_mode()` and `torch.no_grad()` for evaluation")

@@ -33,7 +33,6 @@ from spingrad import (
     convert,
     real_parameters,
     sign,
-    start_recording,
 )
 from spingrad._files import FIRST_LINE, append_record, read_records
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
@@ -116,7 +115,7 @@ def test_layers(data):
 def test_a_step_works_or_changes_nothing(data):
     torch.manual_seed(0)
     model = nn.Sequential(BinaryLinear(4, 3), nn.Hardtanh(), BinaryLinear(3, 2, bias=True))
-    names = ["lr", "target_rms", "momentum", "whitening", "rank", "rows", "clamp", "seed", "keep_grad"]
+    names = ["lr", "target_rms", "momentum", "whitening", "rank", "rows", "clamp", "seed"]
     names += ["on_nonfinite"]
     options = data.draw(st.dictionaries(st.sampled_from([*names, "solver"]), either, max_size=2))
     with documented():
@@ -206,8 +205,6 @@ def test_small_doors(data):
                 lambda: convert(nn.Sequential(nn.Linear(2, 2)), keep=data.draw(odd), scale=data.draw(either)),
                 lambda: binary_parameters(data.draw(odd)),
                 lambda: real_parameters(data.draw(odd)),
-                lambda: start_recording(data.draw(st.one_of(tensors(), odd))),
-                lambda: spingrad.record_of(data.draw(st.one_of(tensors(), odd))),
                 lambda: derive_seed(*data.draw(st.lists(either, max_size=3))),
                 lambda: pack(
                     data.draw(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler
-from helpers import ONE_BATCH, mnist, posed
+from helpers import ONE_BATCH, mnist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,7 +26,7 @@ from spingrad import (
     binary_parameters,
     real_parameters,
 )
-from spingrad.recording import record_of
+from spingrad.optim import capture
 from spingrad.solvers import BlockDescentSolver, DimodSolver
 
 ROOT = Path(__file__).parent.parent
@@ -54,12 +54,12 @@ def layer_problems(data_folder):
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
     for step, rows in enumerate(torch.randperm(len(x)).split(100)):
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        with capture(optimizer, [40]) as problems:
+            optimizer.step()
+        optimizer.zero_grad()
         if step == 40:
             break
-        optimizer.step()
-    weights = [weight for _, weight in binary_parameters(model)[:2]]
-    problems = [posed(record_of(w).layers()[0]) for w in weights]
-    return [BinaryQuadratic.of(p.rows, p.H[:, ~p.idle], p.offset[~p.idle]) for p in problems]
+    return [BinaryQuadratic.of(p.Z, p.H[:, ~p.idle], p.offset[~p.idle]) for p in problems[:2]]
 
 
 @pytest.mark.parametrize("layer", [0, 1], ids=["784x512", "512x512"])

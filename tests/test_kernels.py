@@ -7,7 +7,6 @@ import torch
 
 from spingrad import BinaryQuadratic
 from spingrad.kernels.descent import HAS_NUMBA, descend_
-from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="needs the extra fast")
@@ -49,11 +48,11 @@ def by_kernel(Z, H, num_sweeps, start=None):
 def by_torch(Z, H, num_sweeps):
     """One spin after the other, in double precision."""
     solver = BlockDescentSolver(num_sweeps, num_reads=1, block_size=1, backend="torch")
-    return solver.solve(BinaryQuadratic.of(DenseRows(Z.double()), H.double().T)).spins.T.float()
+    return solver.solve(BinaryQuadratic.of(Z.double(), H.double().T)).spins.T.float()
 
 
 def energy(Z, H, G):  # -> (m,)
-    return BinaryQuadratic.of(DenseRows(Z.double()), H.double().T).energy(G.double().T)
+    return BinaryQuadratic.of(Z.double(), H.double().T).energy(G.double().T)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -120,5 +119,5 @@ def test_the_default_solver_sets_spin_by_spin_with_few_rows_and_in_further_sweep
     for k, num_sweeps in ((8, 1), (64, 1), (64, 2), (100, 2)):
         Z, H = trained(40, 200, k)
         solver = BlockDescentSolver(num_sweeps)
-        spins = solver.solve(BinaryQuadratic.of(DenseRows(Z), H.T)).spins.T
+        spins = solver.solve(BinaryQuadratic.of(Z, H.T)).spins.T
         assert torch.equal(spins, by_kernel(Z, H, num_sweeps))

@@ -1,12 +1,9 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spingrad import BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
-from spingrad.recording import record_of, start_recording, stop_recording
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, Sign, binary_parameters, real_parameters, sign
 
 
 def test_the_sign_of_every_zero_is_plus_one():
@@ -73,88 +70,39 @@ def test_forward_and_gradients_are_those_of_torch_with_signed_weights(name):
     torch.testing.assert_close(torch.autograd.grad(out, (x, layer.weight), grad), grads)
 
 
+@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_record_is_the_gradient_in_two_factors(name):
-    """Σ over rows of grad ⊗ x is the weight gradient before the scale: nothing is lost or doubled."""
+def test_the_weight_gradient_is_torchs_own_with_and_without_an_optimizer(name, trains):
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     layer, x = make(), torch.randn(shape)
+    _optimizer = QPSBGD(binary_parameters(layer)) if trains else None
     weight, expected = reference(layer, x)
-    record = start_recording(layer.weight)
-    out = layer(x)
-    grad = torch.randn_like(out)
-    out.backward(grad)
-    expected.backward(grad)
-    matrices = [own.dense() for own in record.layers()]
-    product = torch.cat([own.grad.T @ own.rows.dense() for own in matrices])
-    torch.testing.assert_close(product.view_as(weight), weight.grad)
-    assert not layer.weight.grad.any()
+    for out in (layer(x), layer.eval()(x)):
+        grad = torch.randn_like(out)
+        out.backward(grad)
+        expected.backward(grad, retain_graph=True)
+    torch.testing.assert_close(layer.weight.grad, weight.grad)
+    assert (layer.companion.sketch is not None) == trains
 
 
-def test_passes_add_up_over_gradient_accumulation():
-    torch.manual_seed(0)
-    layer, x = BinaryLinear(6, 4), torch.randn(10, 6)
-    record = start_recording(layer.weight)
-    for part in x.split(4):
-        layer(part).sum().backward()
-    (whole,) = record.layers()
-    assert torch.equal(whole.rows.dense(), x)
-    assert whole.grad.shape == (10, 4)
+def test_only_layers_whose_weights_an_optimizer_holds_leave_a_sketch():
+    model = nn.Sequential(BinaryLinear(4, 3), BinaryLinear(3, 2))
+    (_, second) = binary_parameters(model)
+    _optimizer = QPSBGD([second])
+    model(torch.randn(5, 4)).sum().backward()
+    assert model[0].companion.sketch is None
+    assert model[1].companion.sketch is not None
 
 
-def test_a_layer_used_twice_records_twice():
-    layer = BinaryLinear(4, 4)
-    record = start_recording(layer.weight)
-    layer(layer(torch.randn(3, 4))).sum().backward()
-    assert len(record.layers()[0].rows) == 6
-
-
-def test_nothing_is_recorded_in_eval_or_without_gradients_or_when_frozen():
-    layer = BinaryLinear(4, 2)
-    record = start_recording(layer.weight)
-    x = torch.randn(3, 4, requires_grad=True)
-    layer.eval()(x).sum().backward()
-    with torch.no_grad():
-        layer.train()(x)
-    layer.weight.requires_grad_(False)
-    layer(x).sum().backward()
-    assert record.layers() == []
-    assert not layer.weight.grad.any()  # the mark of the pass in evaluation
-    assert x.grad is not None
-
-
-def test_the_weight_gradient_is_computed_only_when_asked_for():
-    layer = BinaryLinear(4, 2)
-    x = torch.randn(3, 4)
-    start_recording(layer.weight)
-    layer(x).sum().backward()
-    assert not layer.weight.grad.any()
-    start_recording(layer.weight, keep_grad=True)
-    layer(x).sum().backward()
-    assert layer.weight.grad.any()
-    layer.weight.grad = None
-    stop_recording(layer.weight)
-    layer(x).sum().backward()
-    assert layer.weight.grad is not None
-    assert record_of(layer.weight) is None
-
-
-def test_the_record_survives_an_in_place_activation_and_autocast():
+def test_the_sketch_survives_an_in_place_activation_and_autocast():
     model = nn.Sequential(BinaryLinear(4, 3), nn.Hardtanh(inplace=True), BinaryLinear(3, 2))
-    records = [start_recording(weight) for _, weight in binary_parameters(model)]
+    _optimizer = QPSBGD(binary_parameters(model))
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(5, 4)).sum().backward()
-    for record in records:
-        (layer,) = record.layers()
-        assert layer.rows.dtype == layer.grad.dtype == torch.float32
-
-
-def test_a_copied_layer_starts_with_ordinary_gradients():
-    layer = BinaryLinear(4, 2)
-    start_recording(layer.weight)
-    twin = copy.deepcopy(layer)
-    twin(torch.randn(3, 4)).sum().backward()
-    assert twin.weight.grad is not None
+    for _, weight in binary_parameters(model):
+        assert weight.grad.dtype == weight.companion.sketch.dtype == torch.float32
+        assert weight.companion.sketch[0, -1, 0] == 5
 
 
 def test_binary_and_real_parameters_part_the_model():
@@ -200,13 +148,12 @@ LOWER = {
 
 
 @pytest.mark.parametrize("how", LOWER)
-@pytest.mark.parametrize("recording", [False, True])
-def test_latent_weights_stay_in_float32_and_the_layer_computes_in_the_dtype_of_its_input(how, recording):
+@pytest.mark.parametrize("trains", [False, True])
+def test_latent_weights_stay_in_float32_and_the_layer_computes_in_the_dtype_of_its_input(how, trains):
     layer = LOWER[how]()
     assert layer.weight.dtype == torch.float32
     assert layer.bias.dtype == torch.bfloat16
-    if recording:
-        start_recording(layer.weight)
+    _optimizer = QPSBGD(binary_parameters(layer)) if trains else None
     x = torch.randn(5, 4, dtype=torch.bfloat16, requires_grad=True)
     out = layer(x)
     assert out.dtype == torch.bfloat16
@@ -244,6 +191,7 @@ class Shifted(BinaryLinear):
 
 def test_the_rows_are_made_from_what_inputs_returns():
     layer, x = Shifted(4, 3), torch.randn(5, 4)
-    record = start_recording(layer.weight)
+    _optimizer = QPSBGD(binary_parameters(layer), rank=None)
     layer(x).sum().backward()
-    assert torch.equal(record.layers()[0].rows.dense(), 2 * x + 1)
+    rows = (2 * x + 1).double()
+    torch.testing.assert_close(layer.companion.sketch[0, :4], rows.T @ rows, rtol=1e-5, atol=1e-5)

@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import dense_record, posed, random_target
+from helpers import posed, random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spingrad import BinaryQuadratic
-from spingrad.rows import DenseRows
-from spingrad.scaling import jacobian, leading, overlap, target_factor, unit_rms
+from spingrad.scaling import factor, leading, overlap, size_of
 from spingrad.solvers import ExactSolver
 from spingrad.testing import random_problem
 
@@ -28,7 +27,7 @@ def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
     for unit in range(2):
         expected = (V[:, unit] - every @ Z.T).square().sum(1) - 2 * every @ more[:, unit]
         repeated = BinaryQuadratic.of(
-            problem.rows, problem.H[:, [unit]].expand(-1, len(every)), problem.offset[unit].expand(len(every))
+            problem.Z, problem.H[:, [unit]].expand(-1, len(every)), problem.offset[unit].expand(len(every))
         )
         torch.testing.assert_close(repeated.energy(every.T), expected)
         h, J, offset = problem.to_ising(unit)
@@ -81,22 +80,13 @@ def test_energies_of_1000_random_problems_are_those_of_the_least_squares_form():
 def test_compression_keeps_every_energy(rank):
     problem = random_problem(r=40, n=8, m=3, seed=0, rank=rank)
     small = problem.compressed()
-    assert small.rows.shape == (8, 8)
+    assert small.Z.shape == (8, 8)
     for seed in range(20):
         G = torch.randint(2, (8, 3), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
         torch.testing.assert_close(small.energy(G), problem.energy(G))
     h, J, offset = problem.to_ising(1)
     torch.testing.assert_close(small.to_ising(1), (h, J, offset), rtol=1e-4, atol=1e-4)
     assert small.compressed() is small
-
-
-@pytest.mark.parametrize(("inputs", "expected"), [(3, 2**24 // 3), (2**13, 2**14)])
-def test_compression_takes_as_many_rows_as_fit_into_little_memory(inputs, expected, monkeypatch):
-    asked = []
-    rows = DenseRows(torch.zeros(1, inputs).expand(inputs + 1, inputs))
-    monkeypatch.setattr(DenseRows, "chunks", lambda self, count: asked.append(count) or [])
-    BinaryQuadratic.of(rows, torch.zeros(inputs, 1)).compressed()
-    assert asked == [expected]
 
 
 def test_compression_survives_nearly_dependent_patches():
@@ -157,30 +147,30 @@ def test_the_problem_does_not_know_in_which_units_inputs_and_loss_are_measured(a
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
     grad = torch.randn(7, 3, generator=generator, dtype=torch.float64)
-    one, other = posed(dense_record(x, grad)), posed(dense_record(a * x, b * grad))
-    torch.testing.assert_close(one.rows.dense(), other.rows.dense())
+    one, other = posed(x, grad), posed(a * x, b * grad)
+    torch.testing.assert_close(one.gram(), other.gram())
     torch.testing.assert_close(one.H, other.H)
     torch.testing.assert_close(one.offset, other.offset)
 
 
 def test_uniform_rows_reach_one_and_published_rows_are_the_normalised_jacobian():
-    x = torch.tensor([[1.0, -1.0, 1.0, 1.0]])
-    assert (jacobian(DenseRows(x), "uniform") @ x.T).item() == pytest.approx(1)
-    x = torch.randn(6, 4, generator=torch.manual_seed(0))
-    expected = torch.stack([row / row.norm() ** 2 for row in x])
-    torch.testing.assert_close(jacobian(DenseRows(x), "normalized").dense(), expected)
-    with pytest.raises(ValueError, match='"uniform" or "normalized", got \'equal\''):
-        jacobian(DenseRows(x), "equal")
+    x, grad = torch.tensor([[1.0, -1.0, 1.0, 1.0]]), torch.ones(1, 1)
+    assert float((posed(x, grad).Z @ x.T).abs()) == pytest.approx(1)
+    x, grad = torch.randn(6, 4, generator=torch.manual_seed(0)), torch.ones(6, 1)
+    Z = torch.stack([row / row.norm() ** 2 for row in x])
+    torch.testing.assert_close(posed(x, grad, rows="normalized").gram(), Z.T @ Z)
 
 
-def test_targets_have_the_asked_root_mean_square_and_zero_stays_zero():
+def test_linear_terms_have_the_asked_length_and_zero_stays_zero():
     scales = torch.tensor([1.0, 1e-5, 1e-3, 0.0])
-    grad = torch.randn(50, 4, generator=torch.manual_seed(0)) * scales
+    x, grad = torch.randn(50, 6), torch.randn(50, 4, generator=torch.manual_seed(0)) * scales
     for small in (1.0, 1e-25):  # the squares of the second underflow
-        problem = posed(dense_record(torch.randn(50, 6), grad * small), target_rms=0.7)
-        torch.testing.assert_close((problem.offset / 50).sqrt(), torch.tensor([0.7, 0.7, 0.7, 0.0]))
+        problem = posed(x, grad * small, target_rms=0.7)
+        length = problem.H.square().sum(0).sqrt()
+        assert float(length[:3].square().sum() / 4) ** 0.5 == pytest.approx(0.7 * (50 / 6) ** 0.5, rel=0.2)
         assert problem.idle.tolist() == [False, False, False, True]
-    nothing = posed(dense_record(torch.randn(3, 4), torch.zeros(3, 2)))
+        assert length[3] == 0
+    nothing = posed(torch.randn(3, 4), torch.zeros(3, 2))
     assert not nothing.H.any()
     assert nothing.idle.all()
 
@@ -189,22 +179,58 @@ def test_the_rounding_error_of_a_zero_is_no_target():
     x, weight = torch.randn(20, 3), torch.tensor([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]], requires_grad=True)
     hidden = x.clone().requires_grad_()
     torch.nn.functional.cross_entropy(hidden @ weight, torch.arange(20) % 2).backward()
-    rms = unit_rms(hidden.grad, 20)
-    factor = target_factor(rms, 1.0)  # the second unit says the same to both classes
-    assert factor[1] == 0
-    torch.testing.assert_close((rms * factor)[[0, 2]], torch.ones(2))
+    problem = posed(x, hidden.grad)
+    assert problem.idle.tolist() == [False, True, False]  # the second unit says the same to both classes
+    assert not problem.H[:, 1].any()
+
+
+def test_sizes_of_nothing_are_zero():
+    assert size_of(torch.zeros(3), torch.ones(3)).tolist() == [0, 0, 0]
 
 
 def test_rows_without_a_gradient_are_left_out_of_uniform_problems_only():
     x, grad = torch.randn(4, 3), torch.randn(4, 2)
     grad[1] = 0
-    assert len(posed(dense_record(x, grad)).rows) == 3
-    assert len(posed(dense_record(x, grad), rows="normalized").rows) == 4
+    others = x[[0, 2, 3]], grad[[0, 2, 3]]
+    for kept in (posed(*others).gram(), posed(*others, rank=32).gram()):
+        torch.testing.assert_close(posed(x, grad).gram(), kept)
+    with_all = posed(x, torch.ones(4, 2), rows="normalized")
+    torch.testing.assert_close(posed(x, grad, rows="normalized").gram(), with_all.gram())
+
+
+@pytest.mark.parametrize("rank", [1, 5, 12])
+def test_a_factor_has_as_many_rows_as_the_matrix_has_ranks(rank):
+    torch.manual_seed(0)
+    rows = torch.randn(30, rank).double() @ torch.randn(rank, 12).double()
+    rows[:, 4] = 0
+    rows[:, 7] = rows[:, 2]
+    Z = factor(gram := rows.T @ rows)
+    assert Z.shape == (min(rank, 10), 12)
+    torch.testing.assert_close(Z.T @ Z, gram)
+    assert not Z[:, 4].any()
+    torch.testing.assert_close(Z[:, 7], Z[:, 2])
+    assert factor(torch.zeros(3, 3).double()).shape == (0, 3)
 
 
 def test_wrong_shapes_are_explained():
     with pytest.raises(ValueError, match=r"equally many rows, got shapes \(3, 2\) and \(4, 1\)"):
         BinaryQuadratic.least_squares(torch.zeros(3, 2), torch.zeros(4, 1))
+
+
+def test_what_is_no_matrix_or_has_another_dtype_is_refused_at_once():
+    H = torch.ones(3, 2)
+    with pytest.raises(TypeError, match="Z is a matrix, got str"):
+        BinaryQuadratic.of("not a matrix", H)
+    with pytest.raises(TypeError, match=r"Z is a matrix, got shape \(3,\)"):
+        BinaryQuadratic.of(torch.ones(3), H)
+    with pytest.raises(TypeError, match="H is a matrix, got list"):
+        BinaryQuadratic.of(torch.eye(3), [[1.0]])
+    with pytest.raises(TypeError, match=r"one real dtype, got torch\.float64 and torch\.float32"):
+        BinaryQuadratic.of(torch.eye(3).double(), H)
+    with pytest.raises(TypeError, match=r"one real dtype, got torch\.int64 and torch\.int64"):
+        BinaryQuadratic.of(torch.eye(3).long(), H.long())
+    with pytest.raises(TypeError, match="idle is a tensor, got NoneType"):
+        BinaryQuadratic(torch.eye(3), H, torch.zeros(2), None)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +239,8 @@ def test_wrong_shapes_are_explained():
 )
 def test_problems_whose_energies_are_not_finite_are_refused(rows, fields, offset):
     given = torch.full((5, 4), rows), torch.full((4, 2), fields), torch.full((2,), offset)
-    with pytest.raises(ValueError, match=r"finite in torch\.float32, got rows with the norm"):
-        BinaryQuadratic.of(DenseRows(given[0]), *given[1:])
+    with pytest.raises(ValueError, match=r"finite in torch\.float32, got a Z with the norm"):
+        BinaryQuadratic.of(*given)
 
 
 def test_inputs_too_large_for_single_precision_make_a_problem_in_double():
@@ -248,31 +274,28 @@ def test_parts_are_the_units_in_their_order():
     assert [part.num_units for part in parts] == [3, 3, 1]
     assert torch.equal(torch.cat([part.H for part in parts], 1), problem.H)
     for shapes in ((problem.H[:3], problem.offset), (problem.H, problem.offset[:3])):
-        with pytest.raises(ValueError, match="for rows of 4 inputs, H has shape"):
-            BinaryQuadratic.of(problem.rows, *shapes)
+        with pytest.raises(ValueError, match=r"Z has shape \(r, n\), H \(n, m\)"):
+            BinaryQuadratic.of(problem.Z, *shapes)
 
 
 def test_the_target_follows_what_rows_have_in_common():
     torch.manual_seed(0)
     alone, grad = torch.randn(50, 4000), torch.randn(50, 3)
     alike = torch.randn(4000) + 0.01 * alone
-    rms = [
-        float((posed(dense_record(x, grad), target_rms="auto").offset / 50).mean().sqrt())
-        for x in (alone, alike)
-    ]
-    assert rms[0] == pytest.approx(0.35, rel=0.02)
-    assert rms[1] == pytest.approx(0.35 * 50**0.5, rel=0.02)
+    for x, alike_rows in ((alone, 1), (alike, 50)):
+        length = posed(x, grad, target_rms="auto", rank=32).H.square().sum(0).mean().sqrt()
+        assert float(length) == pytest.approx(0.35 * (alike_rows * 50 / 4000) ** 0.5, rel=0.02)
 
 
-def test_some_rows_stand_for_all():
+def test_some_directions_stand_for_all():
     torch.manual_seed(0)
-    x = torch.randn(5000, 6) @ torch.randn(6, 30)
-    rows, gram = DenseRows(x).sketch
-    assert len(rows) <= 128
-    assert torch.equal(gram, rows @ rows.T)
-    everything = x @ x.T
-    assert float(overlap(gram, 5000)) == pytest.approx(float(overlap(everything, 5000)), rel=0.2)
-    few = leading(rows, gram, 6)
-    torch.testing.assert_close(few.T @ few, rows.T @ rows, rtol=1e-3, atol=1e-2 * float(gram.abs().max()))
-    assert len(leading(rows, gram, 2)) == 2
-    assert len(leading(rows[:3], gram[:3, :3], 8)) == 3
+    rows = torch.randn(128, 6) @ torch.randn(6, 30)
+    products, count = rows @ rows.T, torch.tensor(5000.0)
+    few = leading(rows, products, 6)
+    torch.testing.assert_close(few.T @ few, rows.T @ rows, rtol=1e-3, atol=1e-2 * float(products.abs().max()))
+    assert len(leading(rows, products, 2)) == 2
+    assert len(leading(rows[:3], products[:3, :3], 8)) == 3
+    everything = torch.randn(5000, 6) @ torch.randn(6, 30)
+    own = everything[::40]
+    squares = (everything.T @ everything).square().sum() * 5000 / everything.square().sum() ** 2
+    assert float(overlap(own @ own.T, count)) == pytest.approx(float(squares), rel=0.2)

@@ -134,7 +134,7 @@ def test_a_resumed_step_takes_the_answer_of_a_problem_that_differs_by_rounding(s
     with pytest.raises(StepError):
         step(solver)
     problem = random_problem(6, 4, 2, 0)
-    nearly = replace(problem, rows=problem.rows / torch.tensor(1 + 1e-7))
+    nearly = replace(problem, Z=problem.Z / (1 + 1e-7))
     run().solve(nearly, seed=0)
     assert len(sapi.ledger()) == 1
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from spingrad import BinaryQuadratic, Bits
 from spingrad.kernels.descent import HAS_NUMBA
 from spingrad.nn.sign import spins_of
-from spingrad.rows import DenseRows
 from spingrad.solvers import (
     BlockDescentSolver,
     DimodSolver,
@@ -64,7 +63,7 @@ class Broken(Solver):
         (lambda p, s: Solution(p, -s), "orthonormal rows"),
         (lambda p, s: (torch.rand(1), Solution(p, s))[1], "global generator"),
         (lambda p, s: (p.H.neg_(), Solution(p, s))[1], "changed H"),
-        (lambda p, s: (p.rows.data.neg_(), Solution(p, s))[1], "changed the rows"),
+        (lambda p, s: (p.Z.neg_(), Solution(p, s))[1], "changed the rows"),
     ],
 )
 def test_the_contract_catches_a_broken_solver(breaks, message):
@@ -95,7 +94,7 @@ def test_the_contract_respects_a_solvers_limit(max_spins):
 
 def brute_force(problem):
     every = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=problem.num_spins)), dtype=torch.float64)
-    outputs = (every @ problem.rows.dense().double().T).square().sum(1)  # (2^n,)
+    outputs = (every @ problem.Z.double().T).square().sum(1)  # (2^n,)
     fields = problem.H.double().T
     lowest = torch.stack([(outputs - 2 * every @ h).min() for h in fields])
     return lowest + problem.offset.double()
@@ -177,8 +176,8 @@ def test_descent_says_that_it_is_coarser_without_numba(monkeypatch):
 
 def test_inputs_that_are_always_zero_cost_the_decoder_nothing():
     problem = random_problem(14, 14, 1, seed=0, dtype=torch.float64)
-    rows = DenseRows(torch.cat([torch.zeros(14, 30).double(), problem.rows.dense()], 1))
-    padded = BinaryQuadratic.of(rows, torch.cat([torch.zeros(30, 1).double(), problem.H]), problem.offset)
+    Z = torch.cat([torch.zeros(14, 30).double(), problem.Z], 1)
+    padded = BinaryQuadratic.of(Z, torch.cat([torch.zeros(30, 1).double(), problem.H]), problem.offset)
     alone, among = ExactSolver().solve(problem), ExactSolver().solve(padded)
     assert torch.equal(among.spins[30:], alone.spins)
     assert torch.equal(among.info["nodes"], alone.info["nodes"])
@@ -214,11 +213,11 @@ def plain_descent(Z, v, h, num_sweeps):
 def test_descent_is_the_plain_loop(backend, r, n, m, num_sweeps):
     Z, V = random_target(r, n, m, seed=n, dtype=torch.float64)
     H = (torch.zeros(n, m) if n == 17 else torch.randn(n, m, generator=torch.manual_seed(0))).double()
-    problem = BinaryQuadratic.of(DenseRows(Z), Z.T @ V + H)
+    problem = BinaryQuadratic.of(Z, Z.T @ V + H)
     solver = BlockDescentSolver(num_sweeps=num_sweeps, num_reads=1, block_size=1, backend=backend)
     expected = torch.stack([plain_descent(Z, v, h, num_sweeps) for v, h in zip(V.T, H.T, strict=True)], 1)
     assert torch.equal(solver.solve(problem).spins, expected)
-    single = BinaryQuadratic.of(DenseRows(Z.float()), problem.H.float())
+    single = BinaryQuadratic.of(Z.float(), problem.H.float())
     assert (solver.solve(single).spins == expected).double().mean() > 0.99
 
 

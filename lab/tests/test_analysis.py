@@ -12,7 +12,6 @@ from dwave.samplers import SimulatedAnnealingSampler
 
 import spingrad_lab.analysis.spectra as spectra
 from spingrad import BinaryQuadratic
-from spingrad.rows import DenseRows
 from spingrad.solvers import ExactSolver
 from spingrad.testing import random_problem
 from spingrad_lab.analysis import (
@@ -41,7 +40,7 @@ def problem_with_everything(r=4, n=6, m=3, seed=0):
 
 def symmetric_problem(n, seed=0):
     """Two spins that nothing acts on, three that may trade places, and no preferred sign."""
-    Z = random_problem(r=4, n=n, m=1, seed=seed).double().rows.dense().clone()
+    Z = random_problem(r=4, n=n, m=1, seed=seed).double().Z.clone()
     Z[:, :2], Z[:, 3:5] = 0, Z[:, 2:3]
     return BinaryQuadratic.least_squares(Z, torch.zeros(4, 1).double())
 
@@ -156,7 +155,7 @@ def test_the_sparse_and_the_dense_spectrum_agree_in_every_multiplicity(make, mon
 @needs_scipy
 def test_a_normalized_problem_has_a_largest_coefficient_of_one():
     problem = problem_with_everything(n=3)
-    large = replace(problem, rows=DenseRows(10 * problem.rows.dense()), H=100 * problem.H)
+    large = replace(problem, Z=10 * problem.Z, H=100 * problem.H)
     levels = [annealing_spectrum(p, [0, 1], [0.3, 1.0], 5, normalize=True) for p in (problem, large)]
     torch.testing.assert_close(*levels)
     single = BinaryQuadratic.least_squares(torch.tensor([[2.0]]), torch.tensor([[3.0]]))  # h = -12
@@ -188,7 +187,7 @@ def test_a_gap_needs_a_level_above_the_ground_state():
 def test_ground_degeneracy_multiplies_over_units_and_respects_the_tolerance():
     # In the first unit a field sets the lowest two energies 0.25 apart; the second unit is free.
     fields = torch.tensor([[0.0625, 0.0], [1.0, 0.0]])
-    problem = BinaryQuadratic.of(DenseRows(torch.zeros(1, 2)), fields)
+    problem = BinaryQuadratic.of(torch.zeros(1, 2), fields)
     assert ground_degeneracy(problem, [0], 1e-9) == 1
     assert ground_degeneracy(problem, [0, 1], 1e-9) == 4
     assert ground_degeneracy(problem, [0, 1], 0.25) == 8
@@ -260,9 +259,9 @@ def test_an_embedding_is_valid(topology):
     from dwave.embedding import verify_embedding
 
     problem = random_problem(r=3, n=12, m=1, seed=0)
-    Z = problem.rows.dense().clone()
+    Z = problem.Z.clone()
     Z[:, 0] = 0  # a spin that nothing couples to still needs a qubit
-    graph = logical_graph(replace(problem, rows=DenseRows(Z)))
+    graph = logical_graph(replace(problem, Z=Z))
     embedding, target = find_embedding(graph, topology, size=3)
     assert target.graph["family"] == topology
     assert list(embedding) == list(range(12))

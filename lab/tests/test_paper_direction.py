@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from spingrad import QPSBGD, BinaryLinear, binary_parameters, record_of
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad.baselines import SignSGD
 from spingrad_lab.bench import runtime
 from spingrad_lab.paper import direction, rosenbrock
@@ -75,15 +75,15 @@ def test_a_movement_is_the_binary_map_that_the_optimizer_solved_for(scale):
         assert torch.equal(move, solution.spins.T)
 
 
-def test_gradients_are_those_of_a_network_that_does_not_record():
-    (plain, loss), (recorded, _) = network_and_batch(True), network_and_batch(True)
-    _optimizer = QPSBGD(binary_parameters(recorded))
+def test_a_look_at_the_gradient_is_no_step():
+    (plain, loss), (trained, _) = network_and_batch(True), network_and_batch(True)
+    _optimizer = QPSBGD(binary_parameters(trained))
     loss(plain).backward()
-    for found, weight in zip(direction.gradients(recorded, loss), plain.parameters(), strict=True):
+    for found, weight in zip(direction.gradients(trained, loss), plain.parameters(), strict=True):
         torch.testing.assert_close(found, weight.grad)
-    for weight in recorded.parameters():
+    for weight in trained.parameters():
         assert weight.grad is None
-        assert not record_of(weight).layers()  # a look at the gradient is no step
+        assert weight.companion.sketch is None
 
 
 def test_a_run_in_which_every_direction_agrees_has_the_largest_z():

@@ -19,8 +19,6 @@ from spingrad.nn import (
 )
 from spingrad.optim import QPSBGD
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import LayerRecord
-from spingrad.recording import record_of, start_recording, stop_recording
 
 __all__ = [
     "QPSBGD",
@@ -34,13 +32,9 @@ __all__ = [
     "Bits",
     "Checkpoint",
     "Gain",
-    "LayerRecord",
     "Sign",
     "binary_parameters",
     "convert",
     "real_parameters",
-    "record_of",
     "sign",
-    "start_recording",
-    "stop_recording",
 ]

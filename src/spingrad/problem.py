@@ -14,7 +14,6 @@ from spingrad._numbers import check_whole
 from spingrad._tensors import Format
 from spingrad._version import __version__
 from spingrad.bounds import box_bound, box_minimum
-from spingrad.rows import DenseRows, Rows
 
 if TYPE_CHECKING:
     import dimod
@@ -44,7 +43,7 @@ class BinaryQuadratic:
     number of rows, so ``Z`` is kept and the matrix is formed only for annealers that ask for it.
 
     Args:
-        rows: The rows of ``Z``, shape ``(r, n)``.
+        Z: Rows that the columns share, shape ``(r, n)``.
         H: Fields on the spins, shape ``(n, m)``: ``ZᵀV`` for the paper's target ``V``.
         offset: A constant added to each unit's energy, shape ``(m,)``.
         idle: Units without a gradient, which a step does not move, shape ``(m,)``.
@@ -56,20 +55,26 @@ class BinaryQuadratic:
         tensor([4.2500])
     """
 
-    rows: Rows
+    Z: Tensor
     H: Tensor
     offset: Tensor
     idle: Tensor
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n, m = self.rows.shape[1], self.H.shape[-1]
-        found = tuple(self.H.shape), tuple(self.offset.shape), tuple(self.idle.shape)
-        if found != ((n, m), (m,), (m,)):
+        named = {name: getattr(self, name) for name in ("Z", "H", "offset", "idle")}
+        for name, own in named.items():
+            if not isinstance(own, Tensor):
+                raise TypeError(f"{name} is a tensor, got {type(own).__name__}")
+        n, m = self.Z.shape[-1], self.H.shape[-1]
+        Z, *found = (tuple(own.shape) for own in named.values())
+        if len(Z) != 2 or found != [(n, m), (m,), (m,)]:
             raise ValueError(
-                f"for rows of {n} inputs, H has shape ({n}, m), offset (m,) and idle (m,); "
-                f"got {found[0]}, {found[1]} and {found[2]}"
+                "Z has shape (r, n), H (n, m), offset (m,) and idle (m,); "
+                f"got {Z}, {', '.join(map(str, found))}"
             )
+        if self.Z.dtype != self.H.dtype or not self.H.is_floating_point():
+            raise TypeError(f"Z and H have one real dtype, got {self.Z.dtype} and {self.H.dtype}")
 
     @classmethod
     def least_squares(cls, Z: Tensor, V: Tensor) -> "BinaryQuadratic":
@@ -85,17 +90,20 @@ class BinaryQuadratic:
                 "Z and V are matrices with equally many rows, "
                 f"got shapes {tuple(Z.shape)} and {tuple(V.shape)}"
             )
-        return cls.of(DenseRows(Z), (V.T @ Z).T, V.square().sum(0))
+        return cls.of(Z, (V.T @ Z).T, V.square().sum(0))
 
     @classmethod
-    def of(cls, rows: Rows, H: Tensor, offset: Tensor | None = None) -> "BinaryQuadratic":
+    def of(cls, Z: Tensor, H: Tensor, offset: Tensor | None = None) -> "BinaryQuadratic":
         """A problem in which no unit is idle, and the offset is zero unless given.
 
         Raises:
             ValueError: Its energies are not finite.
         """
+        for name, own in {"Z": Z, "H": H}.items():
+            if not isinstance(own, Tensor) or own.ndim != 2:
+                raise TypeError(f"{name} is a matrix, got {_described(own)}")
         none = torch.zeros(H.shape[1], dtype=torch.bool, device=H.device)
-        problem = cls(rows, H, H.new_zeros(H.shape[1]) if offset is None else offset, none)
+        problem = cls(Z, H, H.new_zeros(H.shape[1]) if offset is None else offset, none)
         _check_energies(problem)
         return problem
 
@@ -108,7 +116,7 @@ class BinaryQuadratic:
         return self.H.shape[1]
 
     def energy(self, G: Tensor) -> Tensor:  # (n, m) -> (m,)
-        return (self.rows @ G).square().sum(0) - 2 * (self.H * G).sum(0) + self.offset
+        return (self.Z @ G).square().sum(0) - 2 * (self.H * G).sum(0) + self.offset
 
     def units(self, start: int, stop: int) -> "BinaryQuadratic":
         """The problem of the units ``start`` to ``stop - 1``."""
@@ -121,23 +129,21 @@ class BinaryQuadratic:
             yield self.units(start, start + count)
 
     def double(self) -> "BinaryQuadratic":
-        """The same problem in double precision, its rows as one matrix."""
-        rows = DenseRows(self.rows.dense().double())
-        return replace(self, rows=rows, H=self.H.double(), offset=self.offset.double())
+        """The same problem in double precision."""
+        return replace(self, Z=self.Z.double(), H=self.H.double(), offset=self.offset.double())
+
+    def gram(self) -> Tensor:  # (n, n)
+        """``ZᵀZ``."""
+        return self.Z.T @ self.Z
 
     def compressed(self) -> "BinaryQuadratic":
         """An equal problem with at most ``n`` rows: the triangular factor of ``Z``.
 
-        (A Cholesky factor of ``ZᵀZ`` would be cheaper, but the patches of a convolution are nearly dependent
-        and it fails in single precision.)
+        (A Cholesky factor of ``ZᵀZ`` would be cheaper, but rows are often nearly dependent and it fails in
+        single precision.)
         """
-        r, n = self.rows.shape
-        if r <= n:
-            return self
-        R = self.H.new_zeros(0, n)
-        for chunk in self.rows.chunks(max(2 * n, 2**24 // n)):
-            R = torch.linalg.qr(torch.cat([R, chunk]), mode="r")[1]
-        return replace(self, rows=DenseRows(R))
+        r, n = self.Z.shape
+        return self if r <= n else replace(self, Z=torch.linalg.qr(self.Z, mode="r")[1])
 
     def to_ising(self, unit: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Biases ``h``, upper-triangular couplings ``J`` and offset.
@@ -146,7 +152,7 @@ class BinaryQuadratic:
         and ``(m,)``: the units share their couplings.
         """
         own = self._chosen(unit)
-        gram = self.rows.gram()
+        gram = self.gram()
         offset = gram.trace() + self.offset[own]  # g² = 1 turns the diagonal into a constant
         return -2 * self.H[:, own], 2 * gram.triu(1), offset
 
@@ -199,12 +205,12 @@ class BinaryQuadratic:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file with a SHA-256; an existing file is replaced atomically.
 
-        The rows are written as one matrix, and ``origin`` with the versions of spingrad and torch.
+        ``origin`` is written with the versions of spingrad and torch.
 
         Raises:
             TypeError: JSON cannot hold ``origin``.
         """
-        tensors = {"rows": self.rows.dense(), "H": self.H, "offset": self.offset, "idle": self.idle}
+        tensors = {"Z": self.Z, "H": self.H, "offset": self.offset, "idle": self.idle}
         versions = {"spingrad": __version__, "torch": str(torch.__version__)}
         content = FORMAT.to_bytes(
             {"versions": versions, **self.origin},
@@ -223,9 +229,7 @@ class BinaryQuadratic:
             origin, arrays = FORMAT.read(Path(path))
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             _check_saved(tensors)
-            return cls(
-                DenseRows(tensors["rows"]), tensors["H"], tensors["offset"], tensors["idle"], origin=origin
-            )
+            return cls(**tensors, origin=origin)
         except (ValueError, TypeError) as error:
             raise ProblemFileError(f"{path} is not a problem of spingrad: {error}") from None
 
@@ -250,19 +254,19 @@ class BinaryQuadratic:
         check_whole("max_iterations", max_iterations, 1)
         whole = self.double()
         small = whole.compressed()
-        G = box_minimum(small.rows.dense(), whole.H, whole.offset, tolerance, max_iterations)
-        return box_bound(whole.rows.dense(), whole.H, whole.offset, G)
+        G = box_minimum(small.Z, whole.H, whole.offset, tolerance, max_iterations)
+        return box_bound(whole.Z, whole.H, whole.offset, G)
 
 
 @torch.no_grad()
 def _check_energies(problem: BinaryQuadratic) -> None:
     """Refuse NaN, infinity, and numbers so large that energies could overflow."""
-    norm = float(problem.rows.norm())
+    norm = float(problem.Z.norm())
     linear, offset = (float(own.abs().sum()) for own in (problem.H, problem.offset))
     largest = problem.num_spins * norm * norm + 2 * linear + offset  # ‖Z G‖² is at most n ‖Z‖²
     if not largest < torch.finfo(problem.H.dtype).max:
         raise ValueError(
-            f"expected finite numbers whose energies are finite in {problem.H.dtype}, got rows with the norm "
+            f"expected finite numbers whose energies are finite in {problem.H.dtype}, got a Z with the norm "
             f"{norm:.3g}, H with the sum {linear:.3g} of its magnitudes and offsets with {offset:.3g}. Look "
             "for NaN and infinity, and make large numbers smaller or use torch.float64; the best spins are "
             "those of Z and V both divided by one number"
@@ -271,12 +275,16 @@ def _check_energies(problem: BinaryQuadratic) -> None:
 
 def _check_saved(tensors: dict[str, Tensor]) -> None:
     """Refuse tensors that do not make a problem; its constructor checks the shapes."""
-    if set(tensors) != {"rows", "H", "offset", "idle"}:
-        raise ValueError(f"it must hold the tensors H, idle, offset and rows, got {sorted(tensors)[:5]}")
-    kinds = {str(tensors[name].dtype) for name in ("rows", "H", "offset")}
+    if set(tensors) != {"Z", "H", "offset", "idle"}:
+        raise ValueError(f"it must hold the tensors H, Z, idle and offset, got {sorted(tensors)[:5]}")
+    kinds = {str(tensors[name].dtype) for name in ("Z", "H", "offset")}
     if len(kinds) > 1 or not tensors["H"].is_floating_point() or tensors["idle"].dtype is not torch.bool:
-        raise ValueError(f"rows, H and offset must have one real dtype and idle must be bool, got {kinds}")
-    if tensors["rows"].ndim != 2 or tensors["H"].ndim != 2:
-        raise ValueError("rows and H must be matrices")
-    if not all(tensors[name].isfinite().all() for name in ("rows", "H", "offset")):
+        raise ValueError(f"Z, H and offset must have one real dtype and idle must be bool, got {kinds}")
+    if tensors["Z"].ndim != 2 or tensors["H"].ndim != 2:
+        raise ValueError("Z and H must be matrices")
+    if not all(tensors[name].isfinite().all() for name in ("Z", "H", "offset")):
         raise ValueError("it has values that are not finite")
+
+
+def _described(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -18,7 +18,8 @@ from spingrad.nn.convert import Keep, convert
 from spingrad.nn.linear import BinaryLayer
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
-from spingrad.rows import DenseRows, Rows, to_rows
+from spingrad.scaling import factor
+from spingrad.sketch import chunks, grouped
 from spingrad.solvers.base import Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
 from spingrad.solvers.dimod import to_solver
@@ -149,7 +150,7 @@ def babai(problem: BinaryQuadratic) -> Tensor:  # (n, m)
         True
     """
     double = problem.double()
-    gram, H = double.rows.gram(), double.H
+    gram, H = double.gram(), double.H
     own = gram.diagonal()
     order = own.argsort()  # set from the last to the first
     damping = (DAMPING * own.mean()).clamp(min=torch.finfo(gram.dtype).tiny ** 0.5)
@@ -206,12 +207,12 @@ def _round_layer_(
 ) -> RoundedLayer:
     """Set the weights and scales of a layer."""
     assert isinstance(layer.scale, Tensor)
-    parts = to_rows(layer.inputs(x), target, layer.geometry)
+    parts = _least_squares(layer, layer.inputs(x), target)
     scales = layer.scale.chunk(len(parts))
     weights = layer.weight.flatten(1).chunk(len(parts))
     found = []
-    for (rows, own), scale, weight in zip(parts, scales, weights, strict=True):
-        problem, spins, posed_for = _rounded(rows, own, scale, solver, seed)
+    for whole, scale, weight in zip(parts, scales, weights, strict=True):
+        problem, spins, posed_for = _rounded(whole, scale, solver, seed)
         weight.copy_(spins.T * weight.abs())  # the latent weight keeps its size
         found.append((problem, spins, posed_for))
     if layer.bias is not None:  # the mean of the outputs is right again
@@ -222,14 +223,25 @@ def _round_layer_(
     return RoundedLayer(name, problems, spins_, posed, float(target.double().square().sum()))
 
 
+def _least_squares(layer: BinaryLayer, x: Tensor, target: Tensor) -> list[BinaryQuadratic]:
+    """The problem ``‖T - X G‖²`` of each group of channels, from the Gram matrix of all rows."""
+    images, T = grouped(x, target, layer.groups, layer.geometry)
+    output = target.shape[-layer.trailing :] if layer.geometry else ()
+    n = layer.fan_in
+    gram, H = x.new_zeros(len(T), n, n).double(), x.new_zeros(len(T), n, T.shape[1]).double()
+    for rows, own in chunks(images, T, layer.geometry, output):
+        gram += rows.mT @ rows
+        H += rows.mT @ own
+    squares = T.double().square().sum(2)
+    parts = zip(gram, H, squares, strict=True)
+    return [BinaryQuadratic.of(*(t.to(x) for t in (factor(G), h, own))) for G, h, own in parts]
+
+
 def _rounded(
-    rows: Rows, target: Tensor, scale: Tensor, solver: Solver, seed: int
+    whole: BinaryQuadratic, scale: Tensor, solver: Solver, seed: int
 ) -> tuple[BinaryQuadratic, Tensor, Tensor]:
     """Spins of a group of channels, with the problem and the scales that they answer; sets the scale."""
-    H = rows.pull_back(target).T
-    squares = target.transpose(0, 1).flatten(1).square().sum(1) if target.ndim > 2 else target.square().sum(0)
-    whole = BinaryQuadratic.of(rows, H, squares).compressed()
-    whole = replace(whole, rows=DenseRows(whole.rows.dense()))
+    H, squares = whole.H, whole.offset
     tiny = torch.finfo(H.dtype).tiny ** 0.5
 
     def posed() -> tuple[BinaryQuadratic, Tensor]:
@@ -242,7 +254,7 @@ def _rounded(
     for _ in range(ROUNDS):
         spins = _solved(problem, spins, solver, seed)
         # The best scale for these spins, by least squares; one that is not positive stays as it was.
-        best = (H * spins).sum(0) / (whole.rows @ spins).square().sum(0).clamp(min=tiny)
+        best = (H * spins).sum(0) / (whole.Z @ spins).square().sum(0).clamp(min=tiny)
         scale.copy_(torch.where(best > 0, best, scale))
         problem, own = posed()
     return problem, spins, own

@@ -1,124 +1,119 @@
-"""The scale of a step's problem: rows, targets, directions that rows have in common, and those of units."""
+"""The scale of a step's problem: the size of its linear term, its leading directions, and those of units."""
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from spingrad.rows import DenseRows, Rows
-
-Weighting = Literal["uniform", "normalized"]
 TargetRms = float | Literal["auto"] | None
 
 ROUNDING = 1e-6  # a gradient below this fraction of the layer's largest is rounding error
 AUTO = 0.35  # target of a row whose inputs no other row shares
+LONGEST = 3.0  # medians, at which the length of a unit's gradient is cut
 SHARED = 16  # directions of the units that whitening weakens
 
 
-def jacobian(rows: Rows, weighting: Weighting = "uniform") -> Rows:
-    """Scale a layer's inputs to the ``Z`` of the problem.
+def size_of(length: Tensor, reach: Tensor) -> Tensor:  # (m,), (m,) -> (m,)
+    """The factors that give the units' gradients a root mean square length of ``reach``.
 
-    ``"uniform"`` divides all rows by ``√(n · mean ‖x‖²)``: they weigh the same, as a quadratic model of
-    the loss asks, and spins reach ``|z · g| ≤ 1`` at a row of mean norm, whatever the unit of the inputs.
-    ``"normalized"`` is the paper's ``x_b / ‖x_b‖²``, in which the shortest rows weigh most.
+    A loss has gradients of any size, and the spins nearest to a target near zero do nothing. Taken from the
+    gradients' own length, the factors undo whatever has multiplied them. Lengths above three medians are cut,
+    so that one unit cannot starve the others. A gradient that is zero, or only the rounding error of a zero
+    (as where both classes get equal weights), gets the factor zero.
 
-    Example:
-        >>> x = torch.tensor([[3.0, 4.0], [300.0, 400.0]])
-        >>> jacobian(DenseRows(x)).dense()
-        tensor([[0.0060, 0.0080],
-                [0.6000, 0.8000]])
-        >>> jacobian(DenseRows(x), "normalized").dense()
-        tensor([[0.1200, 0.1600],
-                [0.0012, 0.0016]])
-    """
-    if weighting == "normalized":
-        x = rows.dense()
-        return DenseRows(x / x.square().sum(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny))
-    if weighting == "uniform":
-        r, n = rows.shape
-        norm = rows.norm() * (n / max(r, 1)) ** 0.5
-        return rows / torch.where(norm > 0, norm, torch.ones_like(norm))
-    raise ValueError(f'rows is "uniform" or "normalized", got {weighting!r}')
-
-
-def unit_rms(grad: Tensor, count: int) -> Tensor:  # (N, m, ...) -> (m,)
-    """The root mean square of each unit's gradient over ``count`` rows.
+    Args:
+        length: Of each unit's gradient.
+        reach: Root mean square of the lengths after scaling, for each unit.
 
     Example:
-        >>> unit_rms(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), 2)
-        tensor([3., 0.])
+        >>> size_of(torch.tensor([3.0, 4.0, 0.0]), torch.ones(3))
+        tensor([0.3464, 0.3464, 0.0000])
+        >>> size_of(torch.tensor([1.0, 1.0, 1000.0]), torch.ones(3)) * torch.tensor([1.0, 1.0, 1000.0])
+        tensor([0.5222, 0.5222, 1.5667])
     """
-    others = [0, *range(2, grad.ndim)]
-    return torch.sqrt(grad.square().sum(others) / count)  # faster than a norm along these dimensions
+    longest = length.max()
+    live, relative = length > ROUNDING * longest, length / longest  # whose squares are in range
+    cut = relative.clamp(max=LONGEST * relative.where(live, torch.nan).nanmedian())
+    factors = reach / cut.square().mean().sqrt() * (cut / relative) / longest
+    return factors.where(live, 0.0)
 
 
-def target_factor(rms: Tensor, target_rms: Tensor | float) -> Tensor:  # (m,) -> (m,)
-    """The factor that gives each unit's gradient a root mean square of ``target_rms``.
-
-    A mean-reduced loss has gradients far smaller than what ``Z G`` can reach, and the spins nearest to a
-    target near zero do nothing. A gradient that is zero, or only the rounding error of a zero (as where
-    both classes get equal weights), gets the factor zero.
-
-    Example:
-        >>> target_factor(torch.tensor([0.25, 0.125, 0.0]), 0.5)
-        tensor([2., 4., 0.])
-    """
-    return torch.where(rms > ROUNDING * rms.max(), target_rms / rms, 0)
-
-
-def suitable_target(Z: Rows) -> Tensor:
-    """A ``target_rms`` that suits the rows: it grows with the number of rows that share their inputs.
-
-    The targets of different rows are mostly noise to each other. Of N rows with the same inputs, spins can
-    reach only ``1/√N`` of their targets. So such rows get ``√N`` times the target of a row with inputs of
-    its own.
-
-    Example:
-        >>> suitable_target(DenseRows(torch.eye(4))), suitable_target(DenseRows(torch.ones(4, 4)))
-        (tensor(0.3500), tensor(0.7000))
-    """
-    return AUTO * overlap(Z.sketch[1], len(Z)).sqrt()
-
-
-def overlap(products: Tensor, count: int) -> Tensor:
+def overlap(products: Tensor, count: Tensor) -> Tensor:  # (..., s, s), (...) -> (...)
     """With how many of ``count`` rows a row shares its inputs, itself included: a sum of squared cosines.
 
     Args:
-        products: Inner products of a sample of the rows, shape ``(s, s)``.
+        products: Inner products of a sample of the rows; rows of zeros do not count.
         count: Number of all rows.
 
     Example:
-        >>> overlap(torch.eye(8), 8), overlap(torch.ones(8, 8), 8), overlap(torch.ones(8, 8), 800)
-        (tensor(1.), tensor(8.), tensor(800.))
+        >>> count = torch.tensor(8.0)
+        >>> overlap(torch.eye(8), count), overlap(torch.ones(8, 8), 100 * count)
+        (tensor(1.), tensor(800.))
     """
-    s, own = len(products), products.diagonal()
-    norm, squares, total = own.mean(), own.square().mean(), products.square().sum()
-    others = (total - s * squares) / max(1, s * (s - 1))
-    return torch.where(norm > 0, (squares + (count - 1) * others) / norm.square(), 0)
+    own = products.diagonal(dim1=-2, dim2=-1)
+    s = (own > 0).sum(-1)
+    norm, squares = own.sum(-1) / s, own.square().sum(-1) / s
+    others = (products.square().sum((-2, -1)) - s * squares) / (s * (s - 1)).clamp(min=1)
+    return ((squares + (count - 1) * others) / norm.square()).where(norm > 0, 0)
 
 
-def leading(rows: Tensor, products: Tensor, rank: int) -> Tensor:  # (s, n) -> (at most rank, n)
+def leading(rows: Tensor, products: Tensor, rank: int) -> Tensor:  # (..., s, n) -> (..., at most rank, n)
     """A few rows ``L`` in place of many: ``LᵀL`` has the leading directions of ``rowsᵀ rows``.
 
-    Found by subspace iteration. It starts at rows of the batch, so it needs no random numbers.
+    Found by subspace iteration from a fixed start.
 
     Args:
-        rows: Shape ``(s, n)``.
-        products: Their inner products, shape ``(s, s)``.
+        rows: Shape ``(..., s, n)``.
+        products: Their inner products, shape ``(..., s, s)``.
         rank: Number of directions.
 
     Example:
         >>> rows = torch.tensor([[3.0, 0.0], [4.0, 0.0], [0.0, 0.1]])
-        >>> leading(rows, rows @ rows.T, 1).abs()
+        >>> leading(rows, rows @ rows.T, 1).abs().round(decimals=4)
         tensor([[5., 0.]])
     """
-    rank = min(rank, rows.shape[1])
-    if len(rows) <= rank:
+    rank = min(rank, rows.shape[-1])
+    if rows.shape[-2] <= rank:
         return rows
-    directions = products[:, :: len(rows) // rank][:, :rank]
+    directions = products @ _start(rows.shape[-2], rank, rows.dtype, rows.device)
     directions = products @ torch.linalg.qr(directions)[0]
-    found: Tensor = torch.linalg.qr(directions)[0].T @ rows
+    found: Tensor = torch.linalg.qr(directions)[0].mT @ rows
     return found
+
+
+@lru_cache(256)
+def _start(rows: int, rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Signs that mix all rows, so that it does not matter which of them are zero."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(2, (rows, rank), generator=generator).mul_(2).sub_(1).to(device, dtype)
+
+
+def factor(gram: Tensor) -> Tensor:  # (n, n) -> (k, n)
+    """A ``Z`` of as few rows as possible with ``ZᵀZ = gram``, by Cholesky's method with pivots.
+
+    Inputs that are always zero stay exactly zero, and equal ones equal, as an exact solver likes it. It reads
+    values back to the host.
+
+    Args:
+        gram: In double precision, so that its rank can be told from rounding.
+
+    Example:
+        >>> factor(torch.tensor([[1.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 0.0]]).double())
+        tensor([[1., 2., 0.]], dtype=torch.float64)
+    """
+    rest = gram.diagonal().clone()
+    negligible = 8 * len(gram) * torch.finfo(gram.dtype).eps * float(rest.max())
+    Z = torch.zeros_like(gram)
+    for k in range(len(gram)):
+        pivot = int(rest.argmax())
+        largest = float(rest[pivot])
+        if not largest > negligible:
+            return Z[:k]
+        torch.sub(gram[pivot], Z[:k, pivot] @ Z[:k], out=Z[k]).div_(largest**0.5)
+        rest -= Z[k].square()
+        rest[pivot] = 0
+    return Z
 
 
 def whitened(H: Tensor, strength: float) -> Tensor:  # (n, m) -> (n, m)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spingrad import QPSBGD, BinaryQuadratic, stop_recording
+from spingrad import QPSBGD, BinaryQuadratic
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
 from spingrad.solvers import BlockDescentSolver, DimodSolver, ExactSolver, SignSolver, Solver
 
@@ -110,8 +110,6 @@ def _bop(params: Params, seed: int, lr: float, threshold: float) -> Optimizer:
 
 
 def _frozen(params: Params, seed: int) -> Optimizer:
-    for _, weight in params:
-        stop_recording(weight)
     return torch.optim.SGD([weight for _, weight in params], lr=0.0)
 
 

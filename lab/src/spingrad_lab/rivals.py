@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from spingrad import BinaryQuadratic
 from spingrad.nn.sign import spins_of
-from spingrad.recording import stop_recording
 from spingrad.solvers import Solution, Solver
 from spingrad_lab.methods import Params
 
@@ -60,12 +59,6 @@ def _orthogonal(matrix: Tensor) -> Tensor:
 class SignOfMuon(Muon):
     """Every latent weight moves by ``lr`` against the sign of Muon's update, as in signSGD."""
 
-    def __init__(self, params: Params, lr: float) -> None:
-        super().__init__(params, lr)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                stop_recording(weight)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _loss(closure)
@@ -91,20 +84,14 @@ class FOOF(Solver):
     def __init__(self, damping: float = 1.0) -> None:
         self.damping = damping
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
-        gram = problem.rows.gram()
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        gram = problem.gram()
         gram.diagonal().add_(self.damping * gram.diagonal().mean())
         return Solution(problem, spins_of(torch.cholesky_solve(problem.H, torch.linalg.cholesky(gram))))
 
 
 class Windowed(torch.optim.Adam):
     """Adam with gradients that pass only where a latent weight is within ±1, in place of a clamp."""
-
-    def __init__(self, params: Params, **settings: Any) -> None:
-        super().__init__(params, **settings)
-        for group in self.param_groups:
-            for weight in group["params"]:
-                stop_recording(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

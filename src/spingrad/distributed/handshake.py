@@ -4,21 +4,21 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from spingrad.distributed.wire import Wire
+from spingrad.optim.qpsbgd import companion_of
+from spingrad.sketch import mixed
 
 Facts = dict[str, str]
 """What has to be the same on all ranks: the name of a setting and its value, as text."""
 
 FAILED = "error"
-LONGEST = 2**20  # bytes of text that a rank sends about itself
 NAMED = 5  # differences that an error names
-CHUNK = 2**16  # numbers of a weight that are digested at once
+CHUNK = 2**20  # words of a weight that are hashed together
 
 
 def failure(error: Exception) -> Facts:
@@ -40,7 +40,9 @@ def facts_of(groups: Sequence[dict[str, Any]], settings: Sequence[str]) -> Facts
     weights = [weight for group in groups for weight in group["params"]]
     for name, weight in zip(names_of(groups), weights, strict=True):
         frozen = "" if weight.requires_grad else ", requires_grad=False"
-        facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{frozen}"
+        leaf = None if (companion := companion_of(weight)) is None else companion.leaf
+        split = "" if leaf is None or len(leaf) == 1 else f" in {len(leaf)} groups"
+        facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{split}{frozen}"
     return facts
 
 
@@ -60,9 +62,8 @@ def _as_text(value: Any) -> str:
 
 
 def digest(facts: Facts) -> list[int]:
-    """Eight bytes that stand for the facts, as two numbers of 32 bits."""
-    bits = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()
-    return [int.from_bytes(half, "little", signed=True) for half in (bits[:4], bits[4:])]
+    """Eight bytes that stand for the facts."""
+    return [*hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()]
 
 
 def compare(wire: Wire, facts: Facts, device: torch.device, problem: str) -> None:
@@ -76,7 +77,7 @@ def compare(wire: Wire, facts: Facts, device: torch.device, problem: str) -> Non
         device: Where the process group takes its tensors.
         problem: The sentence with which the error begins.
     """
-    if differ(wire.all_gather(torch.tensor(digest(facts), dtype=torch.int32, device=device)).tolist()):
+    if differ(wire.all_gather(torch.tensor(digest(facts), dtype=torch.uint8, device=device)).tolist()):
         explain(wire, facts, device, problem)
 
 
@@ -86,11 +87,19 @@ def differ(parts: Sequence[object]) -> bool:
 
 def explain(wire: Wire, facts: Facts, device: torch.device, problem: str) -> NoReturn:
     """Exchange the facts, which are known to differ, and raise an error that names the differences."""
-    told: list[Facts] = [json.loads(text) for text in texts(wire, _bounded(facts), device)]
-    found = differences(told)
+    found = differences([json.loads(text) for text in texts(wire, json.dumps(facts), device)])
     more = f"; and {len(found) - NAMED} more differences" if len(found) > NAMED else ""
-    listed = "; ".join(found[:NAMED]) or "in more settings than fit into a message"
-    raise RuntimeError(f"{problem}: {listed}{more}")
+    numeric = all(" raised FloatingPointError: " in one for one in found)
+    raise (FloatingPointError if numeric else RuntimeError)(f"{problem}: {'; '.join(found[:NAMED])}{more}")
+
+
+def agree(wire: Wire, device: torch.device, fine: bool = True, error: Exception | None = None) -> bool:
+    """Whether all ranks are fine; the error of one rank is raised on all."""
+    verdict = 0 if error is not None else 1 + fine
+    worst = int(wire.all_gather(torch.tensor(verdict, dtype=torch.uint8, device=device)).min())
+    if worst == 0:
+        explain(wire, {} if error is None else failure(error), device, "nothing has moved")
+    return worst == 2
 
 
 def texts(wire: Wire, own: str, device: torch.device) -> list[str]:
@@ -136,7 +145,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def fingerprints(weights: Iterable[Tensor]) -> Tensor:  # -> (weights,)
-    """A number of 64 bits for each weight, from its bytes; nothing is read back to the host.
+    """A number of 64 bits for each weight, from its bits and their order; nothing is read back to the host.
 
     Example:
         >>> a, b = fingerprints([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
@@ -147,29 +156,11 @@ def fingerprints(weights: Iterable[Tensor]) -> Tensor:  # -> (weights,)
 
 
 def _fingerprint(weight: Tensor) -> Tensor:  # any shape -> ()
-    """A sum of products with random odd numbers (multilinear hashing), modulo 2^64."""
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
-    keys = _keys(weight.device)
     total = torch.zeros((), dtype=torch.int64, device=weight.device)
-    for part in weight.contiguous().flatten().view(words).split(CHUNK):
-        total = total * keys[0] + (part * keys[: len(part)]).sum()
+    for i, words in enumerate(weight.contiguous().flatten().view(torch.int32).split(CHUNK)):
+        place = torch.arange(len(words), device=weight.device) + i * CHUNK
+        total += mixed(words + mixed(place)).sum()
     return total
-
-
-@cache
-def _keys(device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(-(2**63), 2**63 - 1, (CHUNK,), generator=generator)
-    return (drawn | 1).to(device)
-
-
-def _bounded(facts: Facts) -> str:
-    """The facts as JSON; the last of them are left out if it would be too long."""
-    text = json.dumps(facts)
-    while len(text) > LONGEST:
-        facts = dict(list(facts.items())[: len(facts) // 2])
-        text = json.dumps(facts)
-    return text
 
 
 def _sentence(ranks: Sequence[int], name: str, value: str | None) -> str:

@@ -1,18 +1,19 @@
-"""QP-SBGD on many workers: one model each, and a step that all of them take together."""
+"""QP-SBGD on many ranks: one model each, and a step that all of them take together."""
 
 import re
-import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from spingrad._version import __version__
 from spingrad.distributed.gather import Gather
 from spingrad.distributed.handshake import (
     Facts,
+    agree,
     compare,
     differ,
     digest,
@@ -20,52 +21,48 @@ from spingrad.distributed.handshake import (
     facts_of,
     failure,
     fingerprints,
-    named,
     names_of,
-    texts,
 )
 from spingrad.distributed.vote import Vote
 from spingrad.distributed.wire import Wire
+from spingrad.kernels.passes import lengths
 from spingrad.nn import binary_parameters
-from spingrad.optim.qpsbgd import QPSBGD, Layer, Params, missing
-from spingrad.record import Check, checks
+from spingrad.optim.checks import WITHOUT_SKETCH
+from spingrad.optim.qpsbgd import QPSBGD, Gradient, Params, companion_of
 from spingrad.solvers import BlockDescentSolver, Solver
 from spingrad.solvers.dimod import to_solver
 
 if TYPE_CHECKING:
     from dimod.core.sampler import Sampler
 
-Sizes = list[list[int]]
-"""For every layer, the number of its samples and a number for their form."""
-
-FINE, SKIP, FAIL = range(3)  # what a rank says of the values of its step
-
+SKETCHED = 2
 MADE = "all ranks have to make DistributedQPSBGD with the same model and settings"
 UNLIKE = "all ranks have to take the same step with the same model and settings"
 DRIFTED = "at step {} the weights are not the same on all ranks; something changed them on some ranks only"
 
 
 class DistributedQPSBGD(QPSBGD):
-    """:class:`~spingrad.QPSBGD` on the workers of a process group, each with its own rows of the batch.
+    """:class:`~spingrad.QPSBGD` on the ranks of a process group, each with its own part of the batch.
 
-    ``reduction="gather"`` poses one problem from the rows of all workers, as one machine with the whole
-    batch would, and each worker solves a share of its units. With ``reduction="vote"`` each worker solves the
-    problem of its own rows, and every weight moves the way of the majority: one bit per weight and worker in
-    each direction, whatever the size of the batch.
+    With ``reduction="gather"`` a rank is a pass: gradients are averaged over ranks, sketches are summed, and
+    the step is that of one process which accumulates the parts of all ranks. Each rank solves a share of the
+    units. With ``reduction="vote"`` each rank solves the problem of its own part, and every weight moves the
+    way of the majority: one bit per weight and rank in each direction.
 
-    Every worker makes the same backward passes, at the end of an epoch perhaps with fewer rows or none, from
-    a loss that is a mean over its rows. All then call :meth:`step`. The first worker's weights are copied to
-    the others at the start.
+    The loss of a rank is the mean over its own part. Ranks weigh equally, as under
+    ``DistributedDataParallel``, however many rows they have; one with an empty batch, or without a backward
+    pass, adds zeros, or abstains from the vote. All ranks call :meth:`step` together. The first rank's
+    weights are copied to the others at the start.
 
     Args:
         params: Latent weights, as for :class:`~spingrad.QPSBGD`.
         lr: Learning rate.
         reduction: ``"gather"`` or ``"vote"``.
-        group: The process group; ``None`` is all workers.
-        solver: Solves each worker's share. Default: ``BlockDescentSolver()``.
+        group: The process group; ``None`` is all ranks.
+        solver: Solves each rank's share. Default: ``BlockDescentSolver()``.
         check_every: How often the weights of all ranks are compared, in steps; 0 for never. The settings are
             compared when the optimizer is made and in every step.
-        **settings: Those of :class:`~spingrad.QPSBGD`, the same on all workers.
+        **settings: Those of :class:`~spingrad.QPSBGD`, the same on all ranks.
 
     Example:
         >>> from spingrad import BinaryLinear
@@ -108,12 +105,12 @@ class DistributedQPSBGD(QPSBGD):
 
     @property
     def votes(self) -> bool:
-        """Whether each worker solves its own problem and has its own momentum."""
+        """Whether each rank solves its own problem and has its own momentum."""
         return isinstance(self.reduction, Vote)
 
     @property
     def suspects(self) -> list[int]:
-        """Workers whose votes look inverted or random (:mod:`spingrad.distributed.agreement`)."""
+        """Ranks whose votes look inverted or random (:mod:`spingrad.distributed.agreement`)."""
         return self.reduction.agreement.suspects() if isinstance(self.reduction, Vote) else []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -126,7 +123,7 @@ class DistributedQPSBGD(QPSBGD):
         except Exception as own:
             error = own
         try:
-            self._exchange("add_param_group()", error, sizes=[], check_weights=False)
+            self._exchange("add_param_group()", error, flags=[], check_weights=False)
         except Exception:
             del self.param_groups[before:]
             raise
@@ -147,91 +144,95 @@ class DistributedQPSBGD(QPSBGD):
         super().load_state_dict(state_dict)
         self._loaded = True
 
-    def layers(self) -> list[Layer]:
-        """The weights that take part, with the records that this worker poses its problems from.
+    @_disable_dynamo
+    def _step(self) -> None:
+        self.reduction.awaited = False
+        try:
+            super()._step()
+        except Exception as error:
+            if self.reduction.awaited:
+                self.reduction.settle(self._device, error)
+            raise
 
-        A layer that no rank has used is left out; one that only some ranks have used is an error.
+    def gradients(self) -> list[Gradient]:
+        """The weights that have a gradient on any rank, and what this rank poses its problems from.
+
+        To gather, a rank is a pass: gradients are averaged, and sketches are summed.
         """
-        layers, error = [], None
+        own: dict[int, Gradient] = {}
+        error = None
         try:
-            layers = self.recorded()
-        except Exception as own:
-            error = own
-        own_sizes = [_size(layer) for layer in layers]
-        sizes = self._exchange("step()", error, own_sizes, error is None and self._check_is_due())
+            own = {id(gradient.weight): gradient for gradient in super().gradients()}
+        except Exception as raised:
+            error = raised
+        flags = [_flag(own.get(id(weight))) for weight in self._weights()]
+        used = self._exchange("step()", error, flags, error is None and self._check_is_due())
         self._loaded = False
-        used = [i for i in range(len(layers)) if any(rank[i][0] >= 0 for rank in sizes)]
-        if not used:
-            raise RuntimeError(missing(layers))
-        layers = [layers[i] for i in used]
-        sizes = [[rank[i] for i in used] for rank in sizes]
-        self._check_sizes(layers, sizes)
-        counts = [[count for count, _ in rank] for rank in sizes]
-        records = self.reduction.join([layer.records for layer in layers], counts)
-        return [layer._replace(records=own) for layer, own in zip(layers, records, strict=True)]
+        places = [(weight, group) for group in self.param_groups for weight in group["params"]]
+        found = [
+            own.get(id(weight)) or _nothing(name, weight, group)
+            for name, (weight, group), flag in zip(names_of(self.param_groups), places, used, strict=True)
+            if flag
+        ]
+        if SKETCHED not in used:  # an error, unless all gradients are zeros
+            return found
+        return [_ballot(gradient) for gradient in found] if self.votes else self._joined(found)
 
-    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
-        """Whether the records of all workers are finite: what one worker cannot use, no worker takes."""
+    def _joined(self, gradients: list[Gradient]) -> list[Gradient]:
+        grads = [gradient.grad / self.wire.size for gradient in gradients]
+        sums = self.wire.sums([*grads, *map(_sketch, gradients)])
+        parts = zip(gradients, sums[: len(grads)], sums[len(grads) :], strict=True)
+        return [
+            gradient._replace(grad=grad, sketch=sketch, length=lengths(grad))
+            for gradient, grad, sketch in parts
+        ]
+
+    def accept(self, gradients: list[Gradient]) -> bool:
+        """Whether the gradients of all ranks are finite: what one rank cannot use, no rank takes."""
+        fine, error, cause = False, None, None
         try:
-            verdict, error = FINE if super().accept(layers, found, sound) else SKIP, None
-        except FloatingPointError as own:
-            verdict, error = FAIL, own
-        sent = torch.tensor(verdict, dtype=torch.uint8, device=self._device)
-        worst = int(self.wire.all_gather(sent).max())
-        if worst == FAIL:
-            raise FloatingPointError(self._not_finite() or str(error))
-        return worst == FINE
+            fine = super().accept(gradients)
+        except Exception as raised:
+            error = cause = raised
+            if not self.votes:
+                cause = self._own_error()
+        self.reduction.awaited = agree(self.wire, self._device, fine, cause)
+        if error is not None:  # of the sum alone
+            raise error
+        return self.reduction.awaited
 
-    def _not_finite(self) -> str:
-        """Whose values are not finite: the records of the step may be those of all ranks, joined."""
-        layers = [layer for layer in self.recorded() if layer.records]
-        records = [record for layer in layers for record in layer.records]
-        found, sound = checks(records, [layer.weight for layer in layers])
-        own = ""
+    def _own_error(self) -> Exception | None:
+        """What is wrong with the gradients of this rank, before they are averaged."""
         try:
-            super().accept(layers, [check for check, _ in found], sound)
-        except FloatingPointError as error:
-            own = str(error)
-        told = texts(self.wire, own, self._device)
-        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text)
+            super().accept(super().gradients())
+        except Exception as error:
+            return error
+        return None
 
-    def _exchange(self, call: str, error: Exception | None, sizes: Sizes, check_weights: bool) -> list[Sizes]:
-        """Compare what is in force on all ranks; the sizes of every rank's records.
+    def _exchange(
+        self, call: str, error: Exception | None, flags: list[int], check_weights: bool
+    ) -> list[int]:
+        """Compare what is in force on all ranks; the largest flag of each weight.
 
         The message is as long as all ranks know it to be, whatever has happened to one of them since. It
-        holds a digest of the settings, one of the weights (zeros unless it is due), and the sizes.
+        holds a digest of the settings, one of the weights (zeros unless it is due), and the flags.
         """
         facts = {"call": call} | (self._in_force() if error is None else failure(error))
-        rows = [digest(facts), [0, 0], *sizes, *[[0, 0]] * self._agreed][: self._agreed + 2]
-        message = torch.tensor(rows, dtype=torch.int32, device=self._device)
+        own = [*digest(facts), *[0] * 8, *flags, *[0] * self._agreed][: 16 + self._agreed]
+        message = torch.tensor(own, dtype=torch.uint8, device=self._device)
         if check_weights:
             prints = fingerprints(self._weights())
-            message[1] = fingerprints([prints]).view(torch.int32)
+            message[8:16] = fingerprints([prints]).view(torch.uint8)
         told = self.wire.all_gather(message).tolist()
-        if differ([rank[0] for rank in told]):
+        if differ([rank[:8] for rank in told]):
             explain(self.wire, facts, self._device, UNLIKE)
         if error is not None:
             raise error
-        if all(any(rank[1]) for rank in told) and differ([rank[1] for rank in told]):
+        if all(any(rank[8:16]) for rank in told) and differ([rank[8:16] for rank in told]):
             values = zip(names_of(self.param_groups), prints.tolist(), strict=True)
-            own = {f"digest of {name}": f"{value % 2**64:016x}" for name, value in values}
-            explain(self.wire, own, self._device, DRIFTED.format(self.run["step"]))
-        return [rank[2 : 2 + len(sizes)] for rank in told]
-
-    def _check_sizes(self, layers: list[Layer], sizes: list[Sizes]) -> None:
-        """The same error on all workers, or the others would wait for the one that has it."""
-        for i, layer in enumerate(layers):
-            seen = [rank[i] for rank in sizes]
-            if without := [rank for rank, (count, _) in enumerate(seen) if count < 0]:
-                raise RuntimeError(
-                    f"{layer.name}: no backward pass has left a record on {named(without)}. Expected: "
-                    "the same backward passes on all ranks; a rank without data makes one with no rows"
-                )
-            if differ([form for _, form in seen]):
-                facts = {f"a record of {layer.name}": _form(layer)}
-                explain(self.wire, facts, self._device, "the inputs of the ranks have to be of one form")
-            if not any(count for count, _ in seen):
-                raise RuntimeError(f"{layer.name}: the record has no rows on any rank; the batch was empty")
+            own_prints = {f"digest of {name}": f"{value % 2**64:016x}" for name, value in values}
+            explain(self.wire, own_prints, self._device, DRIFTED.format(self.run["step"]))
+        return [max(flags) for flags in zip(*(rank[16:] for rank in told), strict=True)]
 
     def _take_in(self, weights: list[Tensor]) -> None:
         """Begin with the first rank's values of weights that all ranks have."""
@@ -257,7 +258,6 @@ class DistributedQPSBGD(QPSBGD):
             "torch": str(torch.__version__).partition("+")[0],
             "reduction": reduction,
             "solver": re.sub(r" at 0x[0-9a-f]+", "", repr(self.reduction.inner)),  # without addresses
-            "keep_grad": str(self.keep_grad),
             "check_every": str(self.check_every),
         }
 
@@ -270,7 +270,8 @@ class DistributedQPSBGD(QPSBGD):
 def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     """``DistributedDataParallel`` for the real-valued parameters of a model, not for its binary weights.
 
-    Without it, DDP would send 32 bits for every binary weight, whose gradient nobody needs.
+    Their gradients are :class:`DistributedQPSBGD`'s to average, or not, if it votes; DDP would send them once
+    more.
 
     Args:
         model: A model with binary layers and others.
@@ -291,16 +292,30 @@ def data_parallel(model: nn.Module, **settings: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, **settings)
 
 
-def _size(layer: Layer) -> list[int]:
-    """Samples, nodes or images in the record of a layer, and a number for their form; -1 without a record."""
-    if not layer.records:
-        return [-1, 0]
-    return [len(layer.records[0].rows.data), zlib.crc32(_form(layer).encode()) >> 1]
+def _flag(gradient: Gradient | None) -> int:
+    """What a rank has of a weight: nothing, a gradient, or a gradient and a sketch."""
+    return 0 if gradient is None else 1 if gradient.sketch is None else SKETCHED
 
 
-def _form(layer: Layer) -> str:
-    """What the records of all ranks have in common, besides their number of samples."""
-    x, grad = layer.records[0].rows.data, layer.records[0].grad
-    return (
-        f"{x.dtype} with inputs of shape {tuple(x.shape[1:])} and gradients of shape {tuple(grad.shape[1:])}"
-    )
+def _nothing(name: str, weight: Tensor, group: dict[str, Any]) -> Gradient:
+    """The gradient of a weight that this rank has not used."""
+    grad = torch.zeros_like(weight).flatten(1)
+    return Gradient(name, weight, group, grad, None, lengths(grad))
+
+
+def _sketch(gradient: Gradient) -> Tensor:
+    """What passes of this rank have left; zeros if there was none."""
+    if gradient.sketch is not None:
+        return gradient.sketch
+    companion = companion_of(gradient.weight)
+    if companion is None or companion.leaf is None:  # another optimizer has taken it over, and is gone
+        raise RuntimeError(f"{gradient.name}: {WITHOUT_SKETCH}")
+    return torch.zeros_like(companion.leaf)
+
+
+def _ballot(gradient: Gradient) -> Gradient:
+    """What a rank votes with. Without rows of its own it abstains, whatever gradient DDP has given it."""
+    if gradient.sketch is None:
+        return gradient._replace(sketch=_sketch(gradient))
+    live = gradient.sketch[:, -1, 0].amax() > 0
+    return gradient._replace(length=gradient.length.where(live, 0))

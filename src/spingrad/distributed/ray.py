@@ -60,7 +60,7 @@ class RaySolver(Solver):
         self._actor = ray.remote(**{"max_restarts": 0, **options})(_Worker)
         self._actors = [self._actor.remote(make) for _ in range(self.num_workers)]
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return self._farm([problem], [seed])[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:

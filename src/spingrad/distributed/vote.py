@@ -1,4 +1,4 @@
-"""Vote: each worker solves its own rows, and every spin goes the way of the majority."""
+"""Vote: each worker solves its own problem, and every spin goes the way of the majority."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,11 +9,10 @@ from torch import Tensor
 
 from spingrad.distributed.agreement import Agreement, agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
-from spingrad.distributed.reduction import Counts, Reduction
+from spingrad.distributed.reduction import Reduction
 from spingrad.distributed.wire import Wire
 from spingrad.optim.checks import solved
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import LayerRecord
 from spingrad.solvers import Solution, Solver, derive_seed
 
 
@@ -34,8 +33,9 @@ class Vote(Reduction):
         self.agreement = Agreement(wire.size, report=wire.rank == 0)
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
-        voting = self._voting(problems)
         own = torch.cat([pack(solution.spins.T) for solution in solved(self.inner, [*problems], seed)])
+        self.settle(own.device)
+        voting = self._voting(problems)
         share = -(-len(own) // self.wire.size)
         ballots = torch.cat([own, own.new_zeros(self.wire.size * share - len(own))])
         received = self.wire.all_to_all(ballots.view(self.wire.size, share))
@@ -87,13 +87,3 @@ class Vote(Reduction):
             spins = unpack(part, problem.H.numel(), problem.H.dtype)
             spins = spins.view(problem.num_units, problem.num_spins)
             yield Solution(replace(problem, idle=abstained), spins.T)
-
-    def join(self, records: list[list[LayerRecord]], counts: Counts) -> list[list[LayerRecord]]:
-        """A worker's own records; one without rows gets a sample of zeros, on which it abstains."""
-        return [[record if len(record.grad) else _zeros(record) for record in layer] for layer in records]
-
-
-def _zeros(record: LayerRecord) -> LayerRecord:
-    data = record.rows.data
-    grad = record.grad.new_zeros(1, *record.grad.shape[1:])
-    return LayerRecord(record.rows.with_data(data.new_zeros(1, *data.shape[1:])), grad)

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,10 +21,10 @@ class Wire:
 
     Attributes:
         sent: Bytes that this worker has sent. Whether they go to the others directly or around a ring, a
-            worker sends its part of an all-gather to, or on behalf of, each of the others once.
+            worker sends its part of an all-gather to, or on behalf of, each of the others once. An all-reduce
+            is counted as a ring, which sends each number not quite twice.
 
     Example:
-        >>> import torch
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
         >>> wire = Wire()
         >>> wire.all_gather(torch.ones(3)).shape, wire.sent
@@ -55,14 +56,27 @@ class Wire:
         self.sent += parts.nbytes - parts[self.rank].nbytes
         return received
 
+    def all_reduce_(self, tensor: Tensor) -> None:
+        """Make ``tensor`` the sum over all workers, with the same bits everywhere."""
+        with self._together():
+            dist.all_reduce(tensor, group=self.group)
+        self.sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+
+    def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over all workers of each tensor, by one flat all-reduce for each dtype."""
+        totals = [*tensors]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            flat = torch.cat([tensors[i].flatten() for i in places])
+            self.all_reduce_(flat)
+            for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
+                totals[i] = part.view(tensors[i].shape)
+        return totals
+
     def broadcast_(self, tensor: Tensor) -> None:
         """Make ``tensor`` what it is on the first worker; not counted, it happens once."""
         with self._together():
             dist.broadcast(tensor, group=self.group, group_src=0)
-
-    def barrier(self) -> None:
-        with self._together():
-            dist.barrier(self.group)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -23,13 +23,13 @@ MOST_ROWS = 1024  # the outputs of a vector of units fit in a processor's second
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ()) -> Callable[..., Any]:
     """``function`` compiled at its first call and cached on disk; as it is without numba."""
     if not HAS_NUMBA:
         return function
     import numba
 
-    return numba.njit(cache=True, nogil=True)(function)
+    return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
 
 
 def descend_block(K: Array, F: Array, S: Array, D: Array) -> None:
@@ -76,6 +76,45 @@ def flip_(K: Tensor, field: Tensor, g: Tensor, backend: Backend = "auto") -> Ten
     return change
 
 
+def descend_groups(K: Array, F: Array, S: Array, sweeps: int) -> None:
+    """Set spin after spin of small problems, each with couplings of its own.
+
+    Args:
+        K: Couplings of each problem, shape ``(g, n, n)``.
+        F: Fields ``H - S K``, shape ``(g, m, n)``; overwritten.
+        S: Spins, or zero where none is set yet, shape ``(g, m, n)``; updated.
+        sweeps: Largest number of sweeps.
+    """
+    problems, units, size = F.shape
+    one = F.dtype.type(1)
+    for g in range(problems):
+        for j in range(units):
+            for _ in range(sweeps):
+                flipped = False
+                for i in range(size):
+                    old = S[g, j, i]
+                    new = one if F[g, j, i] + K[g, i, i] * old >= 0 else -one
+                    if new != old:
+                        flipped, S[g, j, i] = True, new
+                        for k in range(size):
+                            F[g, j, k] -= (new - old) * K[g, i, k]
+                if not flipped:
+                    break
+
+
+def descend_together_(K: Tensor, F: Tensor, S: Tensor, sweeps: int, backend: Backend = "auto") -> None:
+    """:func:`descend_groups` compiled by numba, or in torch, in which it takes all problems at once."""
+    if backend != "torch" and HAS_NUMBA and S.device.type == "cpu":
+        compiled(descend_groups)(*(own.contiguous().numpy() for own in (K, F)), S.numpy(), sweeps)
+        return
+    diagonal = K.diagonal(dim1=1, dim2=2)
+    for _ in range(sweeps):
+        for i in range(K.shape[1]):
+            old = S[:, :, i].clone()
+            S[:, :, i] = spins_of(F[:, :, i] + diagonal[:, i, None] * old)
+            F -= (S[:, :, i] - old)[:, :, None] * K[:, None, i]
+
+
 def has_kernel(H: Tensor, num_rows: int, backend: Backend) -> bool:
     """Whether :func:`descend_` can take a problem with these fields, shape ``(m, n)``, and so many rows."""
     return HAS_NUMBA and backend != "torch" and fits_kernel(H, num_rows)
@@ -104,7 +143,7 @@ def descend_(Z: Tensor, H: Tensor, G: Tensor, num_sweeps: int, U: Tensor | None 
     rows, couplings = packed(Z.numpy())
     H = H if H.stride(1) == 1 else H.contiguous()
     h, g, u = H.numpy(), G.numpy(), _NO_OUTPUTS if U is None else U.numpy()
-    _share_out(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), len(h), whole=LANES)
+    share_out(lambda own: descend(h[own], rows, couplings, g[own], u[own], num_sweeps), len(h), whole=LANES)
 
 
 def anneal_(
@@ -140,7 +179,7 @@ def anneal_(
         parts = places[own.start // LANES : -(-own.stop // LANES)]
         anneal(h[own], rows, couplings, g[own], u[own], factors, noise, parts, MOST_DESCENTS)
 
-    _share_out(work, len(h), whole=LANES)
+    share_out(work, len(h), whole=LANES)
 
 
 def logistic(random: np.random.Generator, count: int) -> Array:
@@ -149,7 +188,7 @@ def logistic(random: np.random.Generator, count: int) -> Array:
     return np.asarray(np.log(uniform / (1 - uniform)), np.float32)
 
 
-def _share_out(work: Callable[[slice], None], units: int, whole: int) -> None:
+def share_out(work: Callable[[slice], None], units: int, whole: int) -> None:
     """Work on all units, some on each thread: a multiple of ``whole``, but for the last."""
     threads = max(1, torch.get_num_threads() // 2)  # torch's own go on spinning on the other half for a while
     share = max(1, -(-units // (whole * threads))) * whole

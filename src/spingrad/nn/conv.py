@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spingrad._numbers import is_whole
 from spingrad.nn.linear import BinaryLayer, Device, Scale
+from spingrad.sketch import Geometry
 
 Size = int | Iterable[int]
 Mode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -85,8 +86,8 @@ class BinaryConv(BinaryLayer):
         return type(self).convolve(x, weight, None, self.stride, self.border, self.dilation, self.groups)
 
     @property
-    def geometry(self) -> tuple[int, ...]:
-        return self.trailing, self.groups, *self.kernel_size, *self.stride, *self.border, *self.dilation
+    def geometry(self) -> Geometry:
+        return self.trailing, False, *self.kernel_size, *self.stride, *self.border, *self.dilation
 
     def extra_repr(self) -> str:
         return (
@@ -97,7 +98,7 @@ class BinaryConv(BinaryLayer):
 
 
 class BinaryConv1d(BinaryConv):
-    """A 1-D convolution whose weights are -1 or +1; every patch is a row of the record.
+    """A 1-D convolution whose weights are -1 or +1; every patch of the input is a row of ``X``.
 
     Arguments as in :class:`torch.nn.Conv1d`, but without a bias by default; ``scale`` as in
     :class:`~spingrad.BinaryLinear`.
@@ -113,7 +114,7 @@ class BinaryConv1d(BinaryConv):
 
 
 class BinaryConv2d(BinaryConv):
-    """A 2-D convolution whose weights are -1 or +1; every patch is a row of the record.
+    """A 2-D convolution whose weights are -1 or +1; every patch of the input is a row of ``X``.
 
     Arguments as in :class:`torch.nn.Conv2d`, but without a bias by default; ``scale`` as in
     :class:`~spingrad.BinaryLinear`.
@@ -129,7 +130,7 @@ class BinaryConv2d(BinaryConv):
 
 
 class BinaryConv3d(BinaryConv):
-    """A 3-D convolution whose weights are -1 or +1; every patch is a row of the record.
+    """A 3-D convolution whose weights are -1 or +1; every patch of the input is a row of ``X``.
 
     Arguments as in :class:`torch.nn.Conv3d`, but without a bias by default; ``scale`` as in
     :class:`~spingrad.BinaryLinear`.
@@ -148,7 +149,7 @@ class BinaryConvTranspose2d(BinaryLayer):
     """A transposed 2-D convolution whose weights are -1 or +1.
 
     Arguments as in :class:`torch.nn.ConvTranspose2d`, but without a bias by default. It is a convolution of
-    the input with zeros put between its pixels, whose patches are the rows of the record.
+    the input with zeros put between its pixels, whose patches are the rows of ``X``.
 
     The weight has the units first, as in every binary layer: its shape is
     ``(out_channels, in_channels // groups, height, width)``, which is torch's shape with the first two
@@ -205,9 +206,8 @@ class BinaryConvTranspose2d(BinaryLayer):
         )  # fmt: skip
 
     @property
-    def geometry(self) -> tuple[int, ...]:
-        sizes = *self.kernel_size, *self.stride, *self.padding, *self.dilation, *self.output_padding
-        return self.trailing, self.groups, *sizes
+    def geometry(self) -> Geometry:
+        return self.trailing, True, *self.kernel_size, *self.stride, *self.padding, *self.dilation
 
     def extra_repr(self) -> str:
         return (

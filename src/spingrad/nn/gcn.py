@@ -40,8 +40,8 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int) -> Tensor:
 class BinaryGCNConv(BinaryLinear):
     """``(Â x) · sign(Ω)ᵀ / √in_features``, a graph convolution whose weights are -1 or +1.
 
-    Arguments as in :class:`~spingrad.nn.linear.BinaryLinear`. The rows of the record are those of ``Â x``, so
-    the optimizer sees a linear layer on aggregated nodes.
+    Arguments as in :class:`~spingrad.nn.linear.BinaryLinear`. The rows of ``X`` are those of ``Â x``, so the
+    optimizer sees a linear layer on aggregated nodes.
 
     Called with the features of all nodes, shape ``(nodes, in_features)``, and the graph: edges of shape
     ``(2, E)``, or a sparse matrix of shape ``(rows, nodes)`` that is used as it is.

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from spingrad._numbers import is_whole
 from spingrad.nn.sign import spins_of, spins_or_nan, spins_with_gradient_of
-from spingrad.recording import in_transform, noted, record_of
+from spingrad.sketch import Companion, Geometry, in_transform, sketched
 
 Scale = bool | float | Tensor
 Device = torch.device | str | int | None
+COMPUTED = (
+    "its weight is computed from other parameters (torch.nn.utils.prune, weight_norm or a parametrization), "
+    "but spins follow the latent weight itself. Remove that, as by prune.remove(module, 'weight')"
+)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -32,12 +36,15 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class BinaryLayer(nn.Module):
-    """What binary layers share: a latent weight, its sign in the forward pass, and the record.
+    """What binary layers share: a latent weight, its sign in the forward pass, and the companion.
 
     A subclass gives a map that is linear in its input (:meth:`product`). If that is not a matrix product, it
     also gives the :attr:`geometry` that turns inputs into rows. Whatever else is done to the input, such as
-    padding it, belongs in :meth:`inputs`: the rows of the record are made from what :meth:`inputs` returns,
-    and a ``product`` that changes its input would leave wrong rows without an error.
+    padding it, belongs in :meth:`inputs`: the sketch is made from what :meth:`inputs` returns, and a
+    ``product`` that changes its input would leave wrong rows without an error.
+
+    The backward pass leaves torch's own gradient on the latent weight (that of its sign, straight through)
+    and, if a :class:`~spingrad.QPSBGD` trains it, a sketch of the inputs on the companion.
 
     Latent weights are float32 or float64. With ``dtype=torch.bfloat16``, ``model.half()`` and the like they
     stay as they are, and the layer multiplies in the dtype of its input: in bfloat16 a step of 1e-4 rounds
@@ -63,6 +70,8 @@ class BinaryLayer(nn.Module):
 
     trailing: ClassVar[int] = 0
     """How many dimensions of the output follow that of the units."""
+    groups: int = 1
+    """Groups of channels, each a linear map of its own."""
 
     bias: nn.Parameter | None
     scale: float | Tensor
@@ -90,6 +99,7 @@ class BinaryLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=latent))
         own = nn.Parameter(torch.empty(weight_shape[0], device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", own)
+        self.companion = Companion()
         self._set_scale(scale, weight_shape[0])
         if isinstance(self.scale, Tensor):
             self.scale = self.scale.to(device, dtype)
@@ -125,15 +135,12 @@ class BinaryLayer(nn.Module):
         return spins_of(self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        if "weight_mask" in self._buffers:
-            raise RuntimeError(
-                f"{type(self).__name__}: its weight is pruned (torch.nn.utils.prune), but the sign of zero "
-                'is a spin too, so pruning has no effect. Call prune.remove(module, "weight")'
-            )
+        if "weight" not in self._parameters:
+            raise RuntimeError(f"{type(self).__name__}: {COMPUTED}")
         x, weight, bias = self.inputs(x), self.weight, self.bias
-        # The record is taken before scale and bias: it holds the gradient of x · sign(Ω).
         product = self.product(x, _spins(weight, x))
-        out = noted(product, x, weight, self.geometry, self.training) * self._per_unit(self.scale, product)
+        out = sketched(product, x, self.companion, weight, self.geometry)
+        out = out * self._per_unit(self.scale, product)
         return out if bias is None else out + self._per_unit(bias, product)
 
     def _per_unit(self, values: float | Tensor, out: Tensor) -> float | Tensor:
@@ -151,7 +158,12 @@ class BinaryLayer(nn.Module):
                 return tensor.to(new.device)
             return new
 
-        return super()._apply(applied, recurse)  # type: ignore[no-untyped-call, no-any-return]
+        weight, attributes = self.weight, dict(vars(self.weight))
+        super()._apply(applied, recurse)  # type: ignore[no-untyped-call]
+        if self.weight is weight:
+            vars(weight).update(attributes)  # torch may have swapped them away with the data
+        self.companion.follow(self.weight)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"relaxed": getattr(self.weight, "relaxed", False)}
@@ -159,6 +171,7 @@ class BinaryLayer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         relaxed = state.pop("relaxed", False)  # a copied Parameter has lost it
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.companion.layers.add(self)
         if relaxed:
             self.weight.relaxed = True  # type: ignore[attr-defined]
 
@@ -171,8 +184,8 @@ class BinaryLayer(nn.Module):
         """The linear map, of what :meth:`inputs` returns."""
 
     @property
-    def geometry(self) -> tuple[int, ...]:
-        """What turns inputs into rows (:func:`spingrad.rows.to_rows`); empty for a matrix product."""
+    def geometry(self) -> Geometry:
+        """What turns inputs into rows (:mod:`spingrad.sketch`); empty for a matrix product."""
         return ()
 
     def _options(self) -> str:
@@ -234,20 +247,13 @@ def _no_shortcut(layer: nn.Module, inputs: Any) -> None:
 
 def _spins(weight: Tensor, x: Tensor) -> Tensor:
     """What the layer multiplies its input with: the signs of the weights, in the dtype of ``x``."""
-    record = record_of(weight)
     if getattr(weight, "relaxed", False):
         spins = weight
-    elif record is not None and not record.keep_grad:
-        spins = spins_or_nan(weight.detach())  # the record takes the place of the weight's gradient
     elif in_transform():
         spins = spins_with_gradient_of(weight)
     else:
         spins = _StraightThrough.apply(weight)  # type: ignore[no-untyped-call]
     return spins if spins.dtype == x.dtype or not x.is_floating_point() else spins.to(x.dtype)
-
-
-def _holds_only(module: nn.Module) -> bool:
-    return isinstance(module, nn.ParameterList | nn.ParameterDict)
 
 
 def _is_low(dtype: torch.dtype) -> bool:
@@ -258,7 +264,9 @@ def _is_low(dtype: torch.dtype) -> bool:
 def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Name and latent weight of every binary layer, as ``named_parameters`` gives them.
 
-    A weight shared by several layers is listed once.
+    A weight shared by several layers is listed once. The call also ties each weight to its layers, as a
+    :class:`~spingrad.QPSBGD` needs it; so call it after whatever replaces weights (``convert``,
+    ``fully_shard``, ``load_state_dict(…, assign=True)``).
 
     Example:
         >>> model = nn.Sequential(BinaryLinear(784, 512), nn.Hardtanh(), nn.Linear(512, 10))
@@ -267,24 +275,29 @@ def binary_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    binary = set()
+    binary: dict[int, list[BinaryLayer]] = {}
     for name, module in model.named_modules():
         if isinstance(module, BinaryLayer):
             if not isinstance(module._parameters.get("weight"), nn.Parameter):
-                raise ValueError(
-                    f"layer {name!r}: its weight is computed from other parameters (torch.nn.utils.prune, "
-                    "weight_norm or a parametrization), but spins follow the latent weight itself. Remove "
-                    "that, as by prune.remove(module, 'weight')"
-                )
-            binary.add(id(module.weight))
-    for name, module in model.named_modules():
-        shares = any(id(p) in binary for p in module.parameters(recurse=False))
-        if shares and type(module).__module__.startswith("torch.nn.modules") and not _holds_only(module):
-            raise ValueError(
-                f"{name!r}, {type(module).__name__}: it shares its weight with a binary layer, which would "
-                "train the latent weight that it reads. Give it a weight of its own, or make it binary"
-            )
-    return [(name, p) for name, p in model.named_parameters() if id(p) in binary]
+                raise ValueError(f"layer {name!r}: {COMPUTED}")
+            binary.setdefault(id(module.weight), []).append(module)
+    found = [(name, p) for name, p in model.named_parameters() if id(p) in binary]
+    for _, weight in found:
+        _tie(weight, binary[id(weight)])
+    return found
+
+
+def _tie(weight: nn.Parameter, layers: list[BinaryLayer]) -> None:
+    """Give all layers of a weight, and the weight itself, one companion: an optimizer's if there is one."""
+    if len({layer.groups for layer in layers}) > 1:
+        raise ValueError("layers that share a weight have different groups; give each a weight of its own")
+    known = [getattr(weight, "companion", None), *(layer.companion for layer in layers)]
+    companion = next((own for own in known if own is not None and own.leaf is not None), layers[0].companion)
+    companion.groups = layers[0].groups
+    companion.layers.update(layers)
+    weight.companion = companion  # type: ignore[attr-defined]
+    for layer in layers:
+        layer.companion = companion
 
 
 def real_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

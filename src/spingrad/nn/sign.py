@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spingrad.recording import in_transform
+from spingrad.sketch import in_transform
 
 
 def spins_of(x: Tensor) -> Tensor:

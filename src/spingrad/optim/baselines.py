@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from spingrad.nn.sign import spins_of
 from spingrad.optim.qpsbgd import Params, evaluate
-from spingrad.recording import stop_recording
 
 
 class _Wrapped(Optimizer):
@@ -41,8 +40,7 @@ class _Wrapped(Optimizer):
         return loss
 
     def _begin(self, group: dict[str, Any]) -> None:
-        for weight in group["params"]:
-            stop_recording(weight)
+        _make_binary(group)
 
     def _map_(self, weight: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -145,13 +143,18 @@ class ProxQuant(_Wrapped):
             group["projected"] = True
             for weight in group["params"]:
                 weight.copy_(spins_of(weight))
-                stop_recording(weight)
+            _make_binary(group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             if not group["projected"]:
                 _relax(group)
+
+
+def _make_binary(group: dict[str, Any]) -> None:
+    for weight in group["params"]:
+        weight.__dict__.pop("relaxed", None)
 
 
 def _relax(group: dict[str, Any]) -> None:
@@ -189,8 +192,7 @@ class SignSGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        for weight in self.param_groups[-1]["params"]:
-            stop_recording(weight)
+        _make_binary(self.param_groups[-1])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -238,8 +240,8 @@ class Bop(Optimizer):
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        _make_binary(self.param_groups[-1])
         for weight in self.param_groups[-1]["params"]:
-            stop_recording(weight)
             weight.copy_(spins_of(weight))
 
     @torch.no_grad()

@@ -4,9 +4,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torch import Tensor
-
-from spingrad.optim.qpsbgd import QPSBGD, Layer
+from spingrad.optim.qpsbgd import QPSBGD, Gradient, Scaled
 from spingrad.problem import BinaryQuadratic
 
 
@@ -32,6 +30,7 @@ def capture(optimizer: QPSBGD, steps: Container[int]) -> Iterator[list[BinaryQua
         >>> optimizer = QPSBGD(binary_parameters(model))
         >>> with capture(optimizer, steps=[1]) as problems:
         ...     for _ in range(3):
+        ...         optimizer.zero_grad()
         ...         model(torch.ones(5, 4)).square().mean().backward()
         ...         optimizer.step()
         >>> problems[0].origin
@@ -42,16 +41,14 @@ def capture(optimizer: QPSBGD, steps: Container[int]) -> Iterator[list[BinaryQua
     kept: list[BinaryQuadratic] = []
     pose, before = optimizer.pose, vars(optimizer).get("pose")  # one capture may run inside another
 
-    def noted(layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
-        problems, exp_avg = pose(layer)
+    def noted(scaled: Scaled) -> list[BinaryQuadratic]:
+        problems = pose(scaled)
         if optimizer.run["step"] in steps:
             for group, problem in enumerate(problems):
-                origin = {"step": optimizer.run["step"], "weight": _name(layer)}
+                origin = {"step": optimizer.run["step"], "weight": _name(scaled.gradient)}
                 origin |= {"group": group} if len(problems) > 1 else {}
-                kept.append(
-                    replace(problem, H=problem.H.clone(), origin=origin)
-                )  # H is the optimizer's memory
-        return problems, exp_avg
+                kept.append(replace(problem, H=problem.H.clone(), origin=origin))  # H is used again
+        return problems
 
     optimizer.pose = noted  # type: ignore[method-assign]
     try:
@@ -62,7 +59,7 @@ def capture(optimizer: QPSBGD, steps: Container[int]) -> Iterator[list[BinaryQua
             optimizer.pose = before  # type: ignore[method-assign]
 
 
-def _name(layer: Layer) -> str | int:
-    weights = layer.group["params"]
-    number = next(i for i, weight in enumerate(weights) if weight is layer.weight)
-    return layer.group["param_names"][number] if "param_names" in layer.group else number
+def _name(gradient: Gradient) -> str | int:
+    weights = gradient.group["params"]
+    number = next(i for i, weight in enumerate(weights) if weight is gradient.weight)
+    return gradient.group["param_names"][number] if "param_names" in gradient.group else number

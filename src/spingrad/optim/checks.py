@@ -12,33 +12,33 @@ from spingrad._numbers import check_whole, is_whole
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver, check_spins
 
-NOT_BINARY = (
-    "the weight has a gradient and no record. Expected: the weight of a binary layer in training mode "
-    "(binary_parameters(model), model.train()). Other weights belong to a torch optimizer: "
-    "real_parameters(model)"
+NOT_TIED = (
+    "this weight is not tied to a binary layer. Pass binary_parameters(model), which ties weights to their "
+    "layers; other weights belong to a torch optimizer: real_parameters(model)"
 )
-IN_EVALUATION = (
-    "a backward pass came to it while the layer was in evaluation mode, in which it leaves no rows for the "
-    "step. Call model.train(); BatchNorm and others can then be put into evaluation by themselves. If the "
-    "pass was not for this step, clear it with zero_grad()"
+WITHOUT_SKETCH = (
+    "it has a gradient, but since the last step no backward pass has left a sketch of its layer's "
+    "inputs. After the optimizer was made, call loss.backward(), not backward(inputs=weights)"
 )
-OTHER_GRADIENT = (
-    "weight.grad holds more than the mark of the layer's record: the loss depends on the latent weight in "
-    "another way (a penalty on it, or a weight tied to a layer that is not binary), or weight.grad was "
-    "changed. The step would ignore that. Leave such a term out, or train the weight with an optimizer that "
-    "uses weight.grad, such as SignSGD of spingrad.baselines"
-)
-HOOKED = (
-    "it has a hook by weight.register_hook, which sees and changes nothing: the step uses the layer's "
-    "record, and weight.grad is not computed. Put the hook on the layer's output, or remove it; if it only "
-    "watches the gradient, pass keep_grad=True to QPSBGD"
+INPUTS_OUT_OF_RANGE = (
+    "squares of the layer's inputs overflow or underflow in its Gram matrix; scale the inputs, or keep some "
+    "directions (rank=32)"
 )
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
 LARGEST = 1e30  # a step must not leave the range of float32
-ADDED = {"whitening": 0.0}  # since version 0.2.0, whose states have no value for it
 OTHERS = ("weight_decay", "maximize", "nesterov", "dampening", "betas", "amsgrad")  # of torch's optimizers
-OF_THE_RUN = ("seed", "solver", "on_nonfinite", "keep_grad", "per_rank")
+OF_THE_RUN = ("seed", "solver", "on_nonfinite", "per_rank")
 SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "whitening", "rank", "rows"}
+LABELS = {"param_names", "name", "initial_lr"}  # what else a new group may hold; schedulers add more later
+
+
+def check_added(group: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` if a new group of parameters has a key that is no setting: a misspelt one."""
+    unknown = sorted(map(str, set(group) - SETTINGS - LABELS - {*OTHERS, *OF_THE_RUN}))
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]!r} is no setting of a group of parameters; known: {sorted(SETTINGS - {'params'})}"
+        )
 
 
 def check_settings(group: dict[str, Any]) -> None:
@@ -85,20 +85,6 @@ def check_run(run: object) -> None:
     """Raise a ``ValueError`` if seed, step or the number of skipped steps is not a whole number from 0."""
     for name in ("seed", "step", "skipped"):
         check_whole(name, run.get(name) if isinstance(run, dict) else None, 0)
-
-
-def completed(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A loaded state, with the settings that an earlier version did not have yet as they were then."""
-    groups = state_dict.get("param_groups")
-    if not isinstance(groups, list):
-        return state_dict
-    filled = [_with_added(group) if isinstance(group, dict) else group for group in groups]
-    return {**state_dict, "param_groups": filled}
-
-
-def _with_added(group: dict[str, Any]) -> dict[str, Any]:
-    """In the order that they had: a state that was complete stays the same to the bit."""
-    return group | {name: value for name, value in ADDED.items() if name not in group}
 
 
 def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
@@ -165,7 +151,12 @@ def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[S
 
 def check_weight(name: str, weight: Tensor) -> None:
     check_dtype(name, weight)
-    if not weight.is_meta and not bool(torch.isfinite(weight.detach()).all()):
+    if not weight.is_meta:
+        check_finite(name, weight)
+
+
+def check_finite(name: str, weight: Tensor) -> None:
+    if not bool(torch.isfinite(weight.detach()).all()):
         raise ValueError(f"{name}: {NOT_FINITE}")
 
 

@@ -1,211 +1,155 @@
-"""The mathematics of one step, as functions of tensors: prepare, scale, average, pose, whiten, move."""
+"""The mathematics of one step, as functions of tensors: scale, average, pose, move.
 
-from dataclasses import replace
+A layer with groups of channels is a batch of problems, one per group; shapes begin with ``g``, their number.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import Check, LayerRecord, checks
-from spingrad.rows import DenseRows, Rows
-from spingrad.scaling import (
-    TargetRms,
-    Weighting,
-    jacobian,
-    leading,
-    suitable_target,
-    target_factor,
-    unit_rms,
-    whitened,
-)
+from spingrad.scaling import AUTO, TargetRms, factor, leading, overlap, whitened
+from spingrad.sketch import Kind
 
 
-def prepared(
-    record: LayerRecord,
-    found: tuple[Check, Tensor] | None = None,
-    *,
-    rows: Weighting = "uniform",
-    target_rms: TargetRms = "auto",
-) -> LayerRecord:
-    """The rows of a record that have a gradient; the paper takes all rows.
+class Scaled(NamedTuple):
+    """What a step takes from a sketch.
 
     Args:
-        record: Inputs and output gradients.
-        found: What :func:`~spingrad.record.checks` found; by default it is called here.
-        rows: As in :class:`~spingrad.QPSBGD`, like the argument that follows.
-        target_rms: Gradients are rescaled before their squares underflow, if the target does not depend on
-            their size.
-
-    Example:
-        >>> record = LayerRecord(DenseRows(torch.ones(3, 4)), torch.tensor([[1.0], [0.0], [2.0]]))
-        >>> prepared(record).rows.shape  # without the row in the middle
-        (2, 4)
+        Z: Rows of the quadratic term, shape ``(g, k, n)``.
+        reach: Root mean square length of the units' linear terms, shape ``(g,)``; with ``target_rms=None``
+            the factor of their gradients.
+        offset: A constant to be added to each unit's energy, shape ``(g, m / g)``.
     """
-    check, live = checks([record])[0][0] if found is None else found
-    if rows == "uniform":
-        record = record.only(live, check.live)
-    if check.extreme:
-        if rows == "normalized":
-            raise FloatingPointError(
-                'squares of the layer\'s inputs overflow or underflow, and rows="normalized" divides by '
-                'them; scale the inputs, or use rows="uniform"'
-            )
-        record = record.with_inputs_in_range()
-    return record.rescaled() if check.tiny and target_rms is not None else record
+
+    Z: Tensor
+    reach: Tensor
+    offset: Tensor
 
 
-def scale(
-    record: LayerRecord, rows: Weighting = "uniform", target_rms: TargetRms = "auto"
-) -> tuple[Rows, Tensor, Tensor]:
-    """``Z`` from the inputs, and the factor that turns each unit's gradient into its target.
+def scale(sketch: Tensor, kind: Kind, units: int, rank: int | None, target_rms: TargetRms = "auto") -> Scaled:
+    """The rows of the quadratic term, and how long the linear term is to be.
+
+    Rows are divided by ``√(n · mean ‖x‖²)``: spins reach ``|z · g| ≤ 1`` at a row of mean norm, whatever the
+    unit of the inputs. The targets of different rows are mostly noise to each other: of N rows with the same
+    inputs, spins can reach only ``1/√N`` of theirs. So ``"auto"`` gives them ``√N`` times the target of a row
+    with inputs of its own.
 
     Args:
-        record: Inputs and output gradients.
-        rows: How the rows are weighted, as in :class:`~spingrad.QPSBGD`.
-        target_rms: Root mean square of each unit's target; ``None`` keeps the gradient, as in the paper.
-
-    Returns:
-        ``Z``, the factors of shape ``(m,)``, and the root mean square of each unit's target, shape ``(m,)``.
-
-    Example:
-        >>> record = LayerRecord(DenseRows(torch.eye(4)), torch.full((4, 2), 1e-6))
-        >>> Z, factor, rms = scale(record, target_rms=0.5)
-        >>> factor, rms
-        (tensor([500000., 500000.]), tensor([0.5000, 0.5000]))
-    """
-    Z = jacobian(record.rows, rows)
-    rms = unit_rms(record.grad, max(1, len(Z)))
-    if target_rms is None:
-        return Z, torch.ones_like(rms), rms
-    target = suitable_target(Z) if target_rms == "auto" else target_rms * Z.fixed_target_factor
-    factor = target_factor(rms, target)
-    return Z, factor, rms * factor
-
-
-def average(
-    Z: Rows,
-    grad: Tensor,
-    factor: Tensor,
-    momentum: float,
-    exp_avg: Tensor | None,
-    step: int,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The running average of ``ZᵀV`` after this step, in the layout of a weight, shape ``(m, n)``.
-
-    Args:
-        Z: Rows.
-        grad: Output gradient.
-        factor: Factor of each unit's gradient, which makes ``V`` of it.
-        momentum: Weight of the past; zero for this step only.
-        exp_avg: The average before this step, shape ``(m, n)``, or ``None`` at the first step.
-        step: Number of steps in ``exp_avg``.
-        out: Memory that may be used for the result.
-
-    Example:
-        >>> Z, one = DenseRows(torch.eye(2)), torch.ones(1)
-        >>> first = average(Z, torch.tensor([[1.0], [1.0]]), one, 0.9, None, 0)
-        >>> average(Z, torch.tensor([[1.0], [3.0]]), one, 0.9, first, 1)
-        tensor([[1.0000, 2.0526]])
-    """
-    if exp_avg is None:
-        return Z.pull_back(grad, factor, out=out)
-    weight = (1 - momentum) / (1 - momentum ** (step + 1))  # no bias to a zero at the start
-    return Z.pull_back(grad, factor, exp_avg, weight, out)
-
-
-def pose(
-    record: LayerRecord,
-    *,
-    rows: Weighting = "uniform",
-    target_rms: TargetRms = "auto",
-    momentum: float = 0.0,
-    rank: int | None = None,
-    exp_avg: Tensor | None = None,
-    step: int = 0,
-    out: Tensor | None = None,
-) -> BinaryQuadratic:
-    """The problem of one layer's step.
-
-    Args:
-        record: Inputs and output gradients, as :func:`prepared` leaves them.
-        rows: As in :class:`~spingrad.QPSBGD`, like the three arguments that follow.
-        target_rms: Root mean square of each unit's target.
-        momentum: Weight of the past in the linear term.
+        sketch: Shape ``(g, rows, columns)``, as :func:`~spingrad.sketch.sketch_of` leaves it.
+        kind: Of the sketch.
+        units: Of the layer.
         rank: How many leading directions the quadratic term keeps; ``None`` for all.
-        exp_avg: The linear term's average before this step, shape ``(m, n)``.
-        step: Number of steps in ``exp_avg``.
-        out: Memory that may be used for the new average, shape ``(m, n)``.
-
-    Returns:
-        The problem. Its ``H`` is the new average, transposed.
+        target_rms: Root mean square of each unit's target; ``None`` keeps the gradient as it is.
 
     Example:
-        >>> _ = torch.manual_seed(0)
-        >>> record = LayerRecord(DenseRows(torch.randn(64, 10)), torch.randn(64, 3))
-        >>> problem = pose(prepared(record), momentum=0.9, rank=4)
-        >>> problem.rows.shape, problem.H.shape  # 4 directions in place of 64 rows
-        ((4, 10), torch.Size([10, 3]))
+        >>> from spingrad.sketch import sketch_of
+        >>> x, grad = torch.eye(4), torch.ones(4, 3)
+        >>> sketch = sketch_of(x, grad, torch.Size([1, 17, 4]), torch.float32, "rows", ())
+        >>> Z, reach, _ = scale(sketch, "rows", units=3, rank=2)
+        >>> Z.shape, reach
+        (torch.Size([1, 2, 4]), tensor([0.3500]))
     """
-    if rows == "normalized":
-        record = record.dense()  # rows of their own weight each
-    Z, factor, rms = scale(record, rows, target_rms)
-    H = average(Z, record.grad, factor, momentum, exp_avg, step, out).T
-    # As published, every unit moves, unless the whole layer has no gradient at all.
-    idle = (rms == 0).all().expand_as(rms) if target_rms is None else rms == 0
-    offset = torch.zeros_like(rms) if momentum else len(Z) * rms.square()  # without momentum ‖V - Z G‖²
-    if rank is not None:
-        Z = DenseRows(leading(*Z.sketch, rank))
-    return BinaryQuadratic(Z, H, offset, idle)
+    table, count, n = sketch[:, :-1, :], sketch[:, -1, 0], _inputs(sketch, kind)
+    offset = sketch.new_zeros(len(sketch), units // len(sketch))
+    if kind == "rows":
+        if len(table) == 1 and table.device.type == "cpu" and count < table.shape[1]:
+            table = table[:, table[0].any(1)]  # constant shapes would only cost time here
+        peak = _positive(torch.linalg.vector_norm(table, float("inf"), (1, 2))) if table.numel() else count
+        rows = table / peak[:, None, None]
+        products = rows @ rows.mT
+        norm = _positive(products.diagonal(dim1=1, dim2=2).sum(1)).sqrt()
+        common, unit = overlap(products, count), (count / n).sqrt() / norm
+        Z = leading(rows, products, rank or len(rows)) * unit[:, None, None]
+        unit = unit / peak
+    else:
+        gram = table[:, :, :n]
+        trace, unit = gram.diagonal(dim1=1, dim2=2).sum(1), torch.ones_like(count)
+        common = count * (gram.square().sum((1, 2)) / _positive(trace).square())
+        if kind == "gram":
+            unit = (count / n / _positive(trace)).sqrt()
+            gram = gram * unit.square()[:, None, None]
+        else:
+            offset = sketch[:, -1, n : n + offset.shape[1]]
+        factors = [factor(own) for own in gram]
+        most = max(len(own) for own in factors)
+        Z = torch.stack([pad(own, (0, 0, 0, most - len(own))) for own in factors])
+    if target_rms is None:
+        return Scaled(Z, unit, offset)
+    target = AUTO * common.sqrt() if target_rms == "auto" else float(target_rms)
+    return Scaled(Z, target * (count / n).sqrt(), torch.zeros_like(offset))
 
 
-def whiten(problem: BinaryQuadratic, strength: float) -> BinaryQuadratic:
-    """A problem whose linear term is weaker in the directions which its units share.
+def _inputs(sketch: Tensor, kind: Kind) -> int:
+    return sketch.shape[2] if kind == "rows" else sketch.shape[1] - 1
+
+
+def _positive(values: Tensor) -> Tensor:
+    return values.where(values > 0, 1)
+
+
+def published(sketch: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:  # (m, n) -> (m, n), (g,)
+    """The paper's linear term, and by what number the gradient is a multiple of what backward passes left.
+
+    The paper's rows have weights of their own, which a gradient does not know. So ``ZᵀV`` is summed in the
+    backward pass, and the gradient may be multiplied by a number for each group, but not changed otherwise.
+
+    Raises:
+        RuntimeError: The gradient is no multiple of that of the backward passes.
+
+    Example:
+        >>> from spingrad.sketch import sketch_of
+        >>> x, V = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([[1.0], [4.0]])
+        >>> sketch = sketch_of(x, V, torch.Size([1, 3, 4]), torch.float32, "published", ())
+        >>> published(sketch, 10 * V.T @ x)
+        (tensor([[25.,  5.]], dtype=torch.float64), tensor([10.], dtype=torch.float64))
+    """
+    n, by_group = grad.shape[1], grad.double().unflatten(0, (len(sketch), -1))  # (g, m / g, n)
+    linear, plain = sketch[:, :-1, n:].mT.chunk(2, 1)
+    factors = (by_group * plain).sum((1, 2)) / _positive(plain.square().sum((1, 2)))
+    rest = by_group - factors[:, None, None] * plain
+    tolerance = 1e3 * torch.finfo(grad.dtype).eps * torch.linalg.vector_norm(by_group, dim=(1, 2))
+    if bool((torch.linalg.vector_norm(rest, dim=(1, 2)) > tolerance).any()):
+        raise RuntimeError(
+            "weight.grad was changed (or computed in low precision), and the paper's rows have weights of "
+            "their own that a gradient does not know: as published, it may only be multiplied by a number. "
+            'Use rows="uniform" to change it'
+        )
+    return (factors[:, None, None] * linear).flatten(0, 1), factors
+
+
+def weight_of(momentum: float, step: int) -> float:
+    """The weight of a step in the running average: without a bias to the zero at the start.
+
+    Example:
+        >>> weight_of(0.9, 0), round(weight_of(0.9, 1), 4), round(weight_of(0.9, 1000), 4)
+        (1.0, 0.5263, 0.1)
+    """
+    return (1 - momentum) / (1 - momentum ** (step + 1))
+
+
+def pose(scaled: Scaled, H: Tensor, idle: Tensor, whitening: float = 0.0) -> list[BinaryQuadratic]:
+    """The problems of one layer's step, one for each group.
 
     Args:
-        problem: As :func:`pose` returns it.
-        strength: As in :func:`~spingrad.scaling.whitened`.
+        scaled: Rows and offsets.
+        H: Linear terms, shape ``(m, n)``.
+        idle: Units that have no gradient, shape ``(m,)``.
+        whitening: How much weaker the linear term becomes in directions which units share.
 
     Example:
-        >>> record = LayerRecord(DenseRows(torch.eye(2)), torch.tensor([[3.0, 3.0], [1.0, -1.0]]))
-        >>> whiten(pose(record, target_rms=None), 1.0).H
-        tensor([[ 1.9926,  1.9926],
-                [ 1.0146, -1.0146]])
+        >>> scaled = Scaled(torch.eye(3)[None], torch.ones(1), torch.zeros(1, 2))
+        >>> [problem] = pose(scaled, torch.ones(2, 3), torch.tensor([False, True]))
+        >>> problem.Z.shape, problem.H.shape
+        (torch.Size([3, 3]), torch.Size([3, 2]))
     """
-    return replace(problem, H=whitened(problem.H, strength), offset=torch.zeros_like(problem.offset))
-
-
-def problem_of(
-    record: LayerRecord, rows: Weighting = "uniform", target_rms: TargetRms = "auto"
-) -> BinaryQuadratic:
-    """The problem of one batch alone, without momentum, from a record as a backward pass left it.
-
-    Example:
-        >>> from spingrad.solvers import SignSolver
-        >>> record = LayerRecord(DenseRows(torch.eye(3)), torch.tensor([[1.0], [-2.0], [3.0]]))
-        >>> SignSolver().solve(problem_of(record)).spins.T
-        tensor([[ 1., -1.,  1.]])
-    """
-    return pose(prepared(record, rows=rows, target_rms=target_rms), rows=rows, target_rms=target_rms)
-
-
-def move_(weight: Tensor, spins: Tensor, idle: Tensor, lr: float, clamp: float | None) -> None:
-    """``Ω ← clamp(Ω - lr · G)`` for the units that are not idle.
-
-    Args:
-        weight: Latent weights, shape ``(m, n)``; changed in place.
-        spins: ``G``, shape ``(m, n)``.
-        idle: Units that stay, shape ``(m,)``.
-        lr: Learning rate.
-        clamp: Largest magnitude of a latent weight; ``None`` for no limit.
-
-    Example:
-        >>> weight, spins = torch.zeros(2, 3), torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, 1.0]])
-        >>> move_(weight, spins, idle=torch.tensor([False, True]), lr=0.01, clamp=1.0)
-        >>> weight
-        tensor([[-0.0100,  0.0100, -0.0100],
-                [ 0.0000,  0.0000,  0.0000]])
-    """
-    weight.addcmul_(spins, torch.where(idle, 0.0, -float(lr)).to(weight.dtype)[:, None])
-    if clamp is not None:
-        weight.clamp_(-float(clamp), float(clamp))
+    groups = len(scaled.Z)
+    parts = zip(scaled.Z, H.chunk(groups), scaled.offset, idle.chunk(groups), strict=True)
+    problems = []
+    for Z, fields, offset, rests in parts:
+        if whitening:
+            fields, offset = whitened(fields.T, whitening).T, torch.zeros_like(offset)
+        problems.append(BinaryQuadratic(Z, fields.T, offset, rests))
+    return problems

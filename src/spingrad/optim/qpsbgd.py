@@ -1,8 +1,10 @@
 """QP-SBGD: each layer's gradient, projected onto spins, moves its latent weights."""
 
+import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -11,28 +13,28 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from spingrad._memory import is_free
+from spingrad._memory import Pool
 from spingrad._numbers import check_whole
+from spingrad.kernels import sample as _sample  # noqa: F401, an operator that is registered
+from spingrad.kernels.passes import blended, lengths, move_
 from spingrad.optim import functional
 from spingrad.optim.checks import (
-    HOOKED,
-    IN_EVALUATION,
-    NOT_BINARY,
-    NOT_FINITE,
-    OTHER_GRADIENT,
+    INPUTS_OUT_OF_RANGE,
+    NOT_TIED,
+    WITHOUT_SKETCH,
+    check_added,
     check_dtype,
+    check_finite,
     check_settings,
     check_state,
     check_weight,
-    completed,
     solved,
     to_plain,
 )
 from spingrad.optim.ranks import check_ranks
 from spingrad.problem import BinaryQuadratic
-from spingrad.record import Check, LayerRecord, checks
-from spingrad.recording import Record, end, has_gradient_of_its_own, record_of, start_recording
-from spingrad.scaling import TargetRms, Weighting
+from spingrad.scaling import TargetRms, size_of
+from spingrad.sketch import Companion, Kind
 from spingrad.solvers.base import Solution, Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
 from spingrad.solvers.dimod import to_solver
@@ -42,37 +44,60 @@ if TYPE_CHECKING:
     from dimod.core.sampler import Sampler
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+Weighting = Literal["uniform", "normalized"]
 
 
-class Layer(NamedTuple):
-    """A weight that takes part in a step.
+class Gradient(NamedTuple):
+    """What backward passes have left for one weight since the last step.
 
     Args:
-        name: What error messages call it.
+        name: What error messages call the weight.
         weight: The latent weight.
         group: The settings of its parameter group.
-        records: What backward passes have left on it, one per group of channels; none if nothing.
+        grad: Its gradient, a row for each unit, shape ``(m, n)``.
+        sketch: That of its companion; ``None`` if no pass has left one.
+        length: Of each unit's gradient, shape ``(m,)``.
     """
 
     name: str
     weight: Tensor
     group: dict[str, Any]
-    records: list[LayerRecord]
+    grad: Tensor
+    sketch: Tensor | None
+    length: Tensor
+
+
+class Scaled(NamedTuple):
+    """A gradient with what its sketch says of it.
+
+    Args:
+        gradient: What backward passes have left.
+        parts: The rows of the quadratic term, and how long the linear term is to be.
+        linear: The gradient of the linear term, shape ``(m, n)``: as published not the weight's own.
+        size: The factor of each unit's gradient, shape ``(m,)``.
+    """
+
+    gradient: Gradient
+    parts: functional.Scaled
+    linear: Tensor
+    size: Tensor
 
 
 class QPSBGD(Optimizer):
     """Quantum projected stochastic binary-gradient descent (Krahn et al., BMVC 2024).
 
-    For each layer with inputs ``X`` and output gradient ``V``, one step is
+    For each layer with inputs ``X`` one step is
 
         ``G = argmin over G ∈ {-1,+1} of ‖Z G‖² - 2⟨H, G⟩``  and  ``Ω ← clamp(Ω - lr · G)``,
 
-    where ``Z`` are the inputs, scaled, and ``H`` is a running average of ``ZᵀV``. The functions of
-    :mod:`spingrad.optim.functional` compute it. All layers go to the solver together.
+    where ``Z`` are leading directions of the inputs and ``H`` is a running average of ``weight.grad``, which
+    is given a length of its own. The functions of :mod:`spingrad.optim.functional` compute it. All layers go
+    to the solver together.
 
     It takes the weights of binary layers only: ``binary_parameters(model)``; others belong to an ordinary
-    torch optimizer. Its layers record inputs and output gradients instead of computing ``weight.grad``, which
-    is a tensor of zeros while there is a record.
+    torch optimizer. While it lives, backward passes leave a sketch of its layers' inputs beside
+    ``weight.grad`` (:mod:`spingrad.sketch`), which ``step()`` uses up. What multiplies a gradient by a number
+    above zero (a loss scale, clipping, an average) changes no step; whatever else changes it is part of it.
 
     Args:
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
@@ -80,17 +105,17 @@ class QPSBGD(Optimizer):
         solver: Solves the projection: a solver, or any dimod sampler. Default: ``BlockDescentSolver()``.
         target_rms: Root mean square of each unit's target, in units of what its spins can reach; ``"auto"``
             chooses it by how many rows of the batch share their inputs. Small values trust the quadratic
-            model, large ones approach signSGD, ``None`` is the paper.
-        momentum: Weight of the past in the linear term ``ZᵀV``; the quadratic term is that of the batch.
+            model, large ones approach signSGD, ``None`` takes the gradient as it is, like the paper.
+        momentum: Weight of the past in the linear term; the quadratic term is that of the batch.
         whitening: How much weaker the linear term becomes in directions which the units of a layer share, as
             in :func:`~spingrad.scaling.whitened`. 1 can raise the accuracy of networks with hardtanh, and
             lowers it with sign activations. A step takes longer.
-        rank: How many leading directions of the inputs the quadratic term keeps; ``None`` for all.
+        rank: How many leading directions of the inputs the quadratic term keeps, of at most 128 rows;
+            ``None`` for all directions of all rows, whose Gram matrix backward passes then leave.
         rows: ``"uniform"``, or ``"normalized"`` as in the paper.
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
-        keep_grad: Compute ``weight.grad`` too, for monitoring.
         per_rank: Allow a process group of several ranks, each of which then trains a model of its own.
             :class:`~spingrad.distributed.DistributedQPSBGD` trains one model on all ranks.
 
@@ -125,7 +150,6 @@ class QPSBGD(Optimizer):
         clamp: float | None = 1.0,
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
-        keep_grad: bool = False,
         per_rank: bool = False,
     ) -> None:
         check_ranks(per_rank)
@@ -134,10 +158,9 @@ class QPSBGD(Optimizer):
             raise ValueError(f'on_nonfinite is "raise" or "skip", got {on_nonfinite!r}')
         self.solver = BlockDescentSolver() if solver is None else to_solver(solver)
         self.on_nonfinite = on_nonfinite
-        self.keep_grad = keep_grad
         check_whole("seed", seed, 0)
         self.run = {"seed": index(seed), "step": 0, "skipped": 0}
-        self._spare: dict[Tensor, Tensor] = {}  # the averages of one step before, as memory for the next
+        self._pool = Pool()  # memory of linear terms
         settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, whitening=whitening)
         super().__init__(params, to_plain(settings | dict(rank=rank, rows=rows, clamp=clamp)))
 
@@ -161,27 +184,37 @@ class QPSBGD(Optimizer):
         return cls(params, lr, solver=solver, **paper, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        check_added(param_group)
         super().add_param_group(to_plain(param_group))
         group = self.param_groups[-1]
         try:
             check_settings(group)
             for i, weight in enumerate(group["params"]):
                 check_weight(_name(group, i), weight)
+                if companion_of(weight) is None:
+                    raise ValueError(f"{_name(group, i)}: {NOT_TIED}")
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        self._start_recording(group)
+        self._begin(group)
 
-    def _start_recording(self, group: dict[str, Any]) -> None:
-        """Its weights record as long as this optimizer lives."""
-        records = [weakref.ref(start_recording(weight, self.keep_grad)) for weight in group["params"]]
-        weakref.finalize(self, end, records).atexit = False
+    def _begin(self, group: dict[str, Any]) -> None:
+        """Its layers leave sketches as long as this optimizer lives."""
+        companions = []
+        for weight in group["params"]:
+            if (companion := companion_of(weight)) is None:
+                continue  # a copy of an optimizer without its model
+            weight.__dict__.pop("relaxed", None)
+            companion.begin(kind_of(group), weight)
+            companions.append((companion, companion.leaf))
+        weakref.finalize(self, _end, companions).atexit = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Project every layer's gradient onto spins and move its weights; uses up the records.
+        """Project every layer's gradient onto spins and move its weights; uses up the sketches.
 
-        A step that raises has moved nothing and can be taken again.
+        A step that raises has moved nothing and can be taken again. Without any gradient nothing happens, as
+        in torch's optimizers.
         """
         check_ranks(self.per_rank)  # the process group may be younger than the optimizer
         loss = evaluate(closure)
@@ -191,153 +224,157 @@ class QPSBGD(Optimizer):
 
     @_disable_dynamo  # a compiled training step calls it as it is
     def _step(self) -> None:
-        layers = self.layers()
-        weights = [layer.weight for layer in layers]
-        found, sound = checks([r for layer in layers for r in layer.records], weights)  # the one read back
-        if self.accept(layers, [check for check, _ in found], sound):
-            ready = iter(found)
-            posed = [self.pose(self._prepared(layer, ready)) for layer in layers]
+        gradients = self.gradients()
+        if not gradients:
+            return
+        if self.accept(gradients):
+            if all(own.sketch is None for own in gradients):
+                return  # zeros, from which torch.distributed.checkpoint makes a state
+            scaled = [self.scale(gradient) for gradient in gradients]
+            posed = [self.pose(own) for own in scaled]
             seed = derive_seed(self.run["seed"], self.run["step"])
-            problems = [problem for own, _ in posed for problem in own]
-            solutions = iter(solved(self.solver, problems, seed))
-            for layer, (own, exp_avg) in zip(layers, posed, strict=True):
-                self._move(layer, [next(solutions) for _ in own], exp_avg)
+            solutions = solved(self.solver, [problem for problems in posed for problem in problems], seed)
+            for own, part in zip(scaled, _regrouped(solutions, posed), strict=True):
+                self._move(own, part)
         else:
             self.run["skipped"] += 1
         self.run["step"] += 1
-        for record in self._records():
-            record.consume()
+        self._clear()
 
-    def layers(self) -> list[Layer]:
-        """The weights that take part in the step, with what backward passes have left on them.
+    def gradients(self) -> list[Gradient]:
+        """The weights that have a gradient, with what backward passes have left for them.
 
-        A weight that no backward pass has used since the last step stays as it is, as in torch's optimizers.
+        A weight without one stays as it is, as in torch's optimizers.
         """
-        recorded = self.recorded()
-        layers = [layer for layer in recorded if layer.records and len(layer.records[0].rows)]
-        if not layers:
-            raise RuntimeError(missing(recorded))
-        return layers
-
-    def recorded(self) -> list[Layer]:
-        """Every weight that trains, with its records, if it has any."""
-        layers = []
+        found = []
         for group in self.param_groups:
             check_settings(group)  # a scheduler may have changed them
             for i, weight in enumerate(group["params"]):
                 name = _name(group, i)
                 check_dtype(name, weight)  # a model can change its dtype at any time
-                if not weight.requires_grad:
+                companion = companion_of(weight)
+                sketch = None if companion is None else companion.sketch
+                if companion is not None and companion.kind != kind_of(group):
+                    raise RuntimeError(
+                        f"{name}: rank or rows was changed to a kind of step that needs other sketches; make "
+                        "a new optimizer with these settings (it can load this one's state_dict())"
+                    )
+                if weight.grad is None:
+                    if sketch is not None and companion is not None and not companion.holds(weight):
+                        raise RuntimeError(
+                            f"{name}: the model has another weight in its place, as after "
+                            "load_state_dict(assign=True); make the optimizer after that"
+                        )
                     continue
-                records = record.layers() if (record := record_of(weight)) else []
-                if not records and has_gradient_of_its_own(weight):
-                    raise RuntimeError(f"{name}: {NOT_BINARY}")
-                if record and record.in_evaluation:
-                    raise RuntimeError(f"{name}: {IN_EVALUATION}")
-                if records and record and record.is_hooked():
-                    raise RuntimeError(f"{name}: {HOOKED}")
-                if record and record.has_other_gradient():
-                    raise RuntimeError(f"{name}: {OTHER_GRADIENT}")
-                layers.append(Layer(name, weight, group, records))
-        return layers
+                grad = weight.grad.flatten(1).to(weight.dtype)
+                found.append(Gradient(name, weight, group, grad, sketch, lengths(grad)))
+        return found
 
-    def accept(self, layers: list[Layer], found: list[Check], sound: list[bool]) -> bool:
-        """Whether all records are finite; if not, the step is skipped or an error names the layer.
+    def accept(self, gradients: list[Gradient]) -> bool:
+        """Whether all gradients are finite; if not, the step is skipped or an error names the layer.
 
-        A latent weight that is not finite is an error in any case.
-
-        Args:
-            layers: The weights that take part in the step.
-            found: The checks of all their records.
-            sound: Whether each weight is finite.
+        A latent weight that is not finite is an error in any case (its layer's outputs are not finite, and so
+        is its gradient), and so is a gradient without a sketch. One tensor is read back for all together.
         """
-        for layer, is_sound in zip(layers, sound, strict=True):
-            if not is_sound:
-                raise FloatingPointError(f"{layer.name}: {NOT_FINITE}")
-        names = [layer.name for layer in layers for _ in layer.records]
-        bad = [name for name, check in zip(names, found, strict=True) if not check.finite]
+        numbers = torch.stack([_facts(own) for own in gradients]).tolist()
+        bad = []
+        for own, (total, count, sketch) in zip(gradients, numbers, strict=True):
+            if not math.isfinite(total):
+                check_finite(own.name, own.weight)
+                bad.append(own.name)
+            elif total > 0 and not count > 0:
+                raise RuntimeError(f"{own.name}: {WITHOUT_SKETCH}")
+            elif not math.isfinite(sketch):
+                raise FloatingPointError(f"{own.name}: {INPUTS_OUT_OF_RANGE}")
         if bad and self.on_nonfinite == "raise":
             raise FloatingPointError(
-                f"{bad[0]}: the layer's input or output gradient is not finite; look for an overflow "
-                'in the loss or a lower layer, or pass on_nonfinite="skip"'
+                f"{bad[0]}: the gradient is not finite; look for an overflow in the loss or a lower layer, "
+                'or pass on_nonfinite="skip"'
             )
         return not bad
 
-    def _prepared(self, layer: Layer, found: Iterator[tuple[Check, Tensor]]) -> Layer:
-        settings = {name: layer.group[name] for name in ("rows", "target_rms")}
-        try:
-            records = [functional.prepared(record, next(found), **settings) for record in layer.records]
-        except FloatingPointError as error:
-            raise FloatingPointError(f"{layer.name}: {error}") from None
-        return layer._replace(records=records)
+    def scale(self, gradient: Gradient) -> Scaled:
+        """The rows of a gradient's problem and the size of its linear term."""
+        group, grad = gradient.group, gradient.grad
+        kind, rank, target_rms = kind_of(group), group["rank"], group["target_rms"]
+        if (sketch := gradient.sketch) is None:  # of a gradient of zeros
+            sketch, kind = grad.new_zeros(1, 2, grad.shape[1]), "rows"
+        parts = functional.scale(sketch, kind, len(grad), rank, target_rms)
+        length = gradient.length
+        if kind == "published":
+            linear, factors = functional.published(sketch, grad)
+            parts = parts._replace(offset=parts.offset * factors.square()[:, None])
+            grad, length = linear.to(grad), lengths(linear)
+        parts = functional.Scaled(*(own.to(grad.dtype) for own in parts))
+        reach = parts.reach.repeat_interleave(len(grad) // len(parts.Z))
+        size = reach if target_rms is None else size_of(length, reach.double()).to(grad.dtype)
+        return Scaled(gradient, parts, grad, size)
 
-    def pose(self, layer: Layer) -> tuple[list[BinaryQuadratic], Tensor | None]:
-        """The problems of one layer's step and the new average of its linear term, if there is momentum.
+    def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
+        """The problems of one weight's step, one per group of channels. Override it to try another step."""
+        group, parts = scaled.gradient.group, scaled.parts
+        idle = scaled.size == 0
+        if group["target_rms"] is None:  # as published, every unit moves
+            idle = (scaled.gradient.length == 0).all().expand_as(idle)
+        if group["momentum"]:
+            parts = parts._replace(offset=torch.zeros_like(parts.offset))
+        rows, columns = scaled.linear.shape
+        H = self._pool.empty(rows, columns, scaled.linear)
+        return functional.pose(parts, self._averaged(scaled, H), idle, group["whitening"])
 
-        There is one problem per group of channels. Override this method to try another step.
-        """
-        settings = {name: layer.group[name] for name in ("rows", "target_rms", "momentum", "rank")}
-        state = self.state.get(layer.weight, {}) if settings["momentum"] else {}
-        past = [None] * len(layer.records)
-        if "exp_avg" in state:
-            dtype = layer.records[0].grad.dtype
-            past = state["exp_avg"].flatten(1).to(dtype).chunk(len(layer.records))
-        step = state.get("step", 0)
-        if len(layer.records) == 1:
-            out = self._memory_for(layer)
-            problems = [functional.pose(*layer.records, **settings, exp_avg=past[0], step=step, out=out)]
-        else:
-            pairs = zip(layer.records, past, strict=True)
-            problems = [functional.pose(r, **settings, exp_avg=own, step=step) for r, own in pairs]
-        averages = [problem.H.T for problem in problems]
-        if layer.group["whitening"]:
-            problems = [functional.whiten(problem, layer.group["whitening"]) for problem in problems]
-        if not settings["momentum"]:
-            return problems, None
-        joined = averages[0] if len(averages) == 1 else torch.cat(averages)
-        return problems, joined.view(layer.weight.shape)
+    def _averaged(self, scaled: Scaled, out: Tensor | None = None) -> Tensor:  # (m, n)
+        """The running average of the linear term after this step; in place of that before it by default."""
+        gradient, linear, size = scaled.gradient, scaled.linear, scaled.size
+        momentum, state = float(gradient.group["momentum"]), self.state.get(gradient.weight, {})
+        if not momentum or "exp_avg" not in state:
+            return torch.mul(linear, size[:, None], out=out)
+        past = state["exp_avg"].flatten(1).to(linear)
+        new = functional.weight_of(momentum, state["step"])
+        return blended(past, linear, 1 - new, new * size, past if out is None else out)
 
-    def _memory_for(self, layer: Layer) -> Tensor | None:
-        """The average of one step before, if nobody looks at it any more: new memory would cost more time."""
-        spare = self._spare.pop(layer.weight, None)  # if the step raises, memory is made anew
-        if spare is None or spare.dtype != layer.records[0].grad.dtype or not is_free(spare):
-            return None
-        return spare.flatten(1)
-
-    def _move(self, layer: Layer, solutions: list[Solution], exp_avg: Tensor | None) -> None:
-        group, weight = layer.group, layer.weight
-        lr, clamp = float(group["lr"]), group["clamp"]
+    def _move(self, scaled: Scaled, solutions: list[Solution]) -> None:
+        group, weight = scaled.gradient.group, scaled.gradient.weight
+        spins = _joined([solution.spins.T for solution in solutions])
+        idle = _joined([solution.problem.idle for solution in solutions])
         rows = weight.flatten(1)  # (m, n)
-        for part, solution in zip(rows.chunk(len(solutions)), solutions, strict=True):
-            functional.move_(part, solution.spins.T, solution.problem.idle, lr, clamp)
+        move_(rows, spins, idle, float(group["lr"]), group["clamp"])
         if rows.data_ptr() != weight.data_ptr():  # channels last: the rows were a copy
             weight.copy_(rows.view_as(weight))
-        if exp_avg is not None:
-            state = self.state[weight]
-            if "exp_avg" in state:
-                self._spare[weight] = state["exp_avg"]
-            state.update(step=state.get("step", 0) + 1, exp_avg=exp_avg)
+        torch.autograd.graph.increment_version(weight)  # graphs of before the step must not be used again
+        if group["momentum"]:
+            average, state = self._averaged(scaled), self.state[weight]
+            if "exp_avg" not in state or state["exp_avg"].data_ptr() != average.data_ptr():
+                state["exp_avg"] = average.view(weight.shape)
+            state["step"] = state.get("step", 0) + 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients and the records of all weights."""
+        """Forget the gradients and the sketches of all weights."""
         super().zero_grad(set_to_none)
-        for record in self._records():
-            record.clear()
+        self._clear()
 
-    def _records(self) -> list[Record]:
-        weights = [weight for group in self.param_groups for weight in group["params"]]
-        return [record for weight in weights if (record := record_of(weight)) is not None]
+    def _clear(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if (companion := companion_of(weight)) is not None:
+                    companion.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
-        solver = self.solver.state_dict()
-        return super().state_dict() | {"run": dict(self.run)} | ({"solver": solver} if solver else {})
+        state, solver = super().state_dict() | {"run": dict(self.run)}, self.solver.state_dict()
+        for group in state["param_groups"]:
+            group["run"] = dict(
+                self.run
+            )  # torch.distributed.checkpoint keeps nothing beside groups and states
+        return state | ({"solver": solver} if solver else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave; nothing changes if anything in it is wrong."""
-        state_dict = completed(state_dict)
+        state_dict = _with_run(state_dict)
         check_state(state_dict, self.param_groups)
-        own = {key: value for key, value in state_dict.items() if key not in ("run", "solver")}
+        groups = [
+            {key: own for key, own in group.items() if key != "run"} for group in state_dict["param_groups"]
+        ]
+        own = {"state": state_dict["state"], "param_groups": groups}
         if "solver" in state_dict:
             self.solver.load_state_dict(state_dict["solver"])  # first, since it may still refuse its part
         names = [group.get("param_names") for group in self.param_groups]
@@ -345,19 +382,26 @@ class QPSBGD(Optimizer):
         for group, known in zip(self.param_groups, names, strict=True):
             if known:  # errors name the layers of this model
                 group["param_names"] = known
+            tied = [companion_of(weight) for weight in group["params"]]
+            if any(companion is not None and companion.kind != kind_of(group) for companion in tied):
+                self._begin(group)
         self.run = dict(state_dict["run"])
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {
-            name: self.__dict__[name] for name in ("solver", "on_nonfinite", "keep_grad", "per_rank", "run")
-        }
-        return super().__getstate__() | own
+        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "per_rank", "run")}
+        companions = [[companion_of(weight) for weight in group["params"]] for group in self.param_groups]
+        return super().__getstate__() | own | {"companions": companions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        companions = state.pop("companions", None)  # a copied Parameter has lost it
         super().__setstate__(state)
-        self._spare = {}
-        for group in self.param_groups:
-            self._start_recording(group)  # a copied weight has lost its record
+        if companions is None:
+            return  # load_state_dict
+        self._pool = Pool()
+        for group, known in zip(self.param_groups, companions, strict=True):
+            for weight, companion in zip(group["params"], known, strict=True):
+                weight.companion = companion
+            self._begin(group)
 
 
 @contextmanager
@@ -385,15 +429,46 @@ def _name(group: dict[str, Any], index: int) -> str:
     return f"layer {index} (weight of shape {tuple(group['params'][index].shape)})"
 
 
-def missing(layers: list[Layer]) -> str:
-    """Why a step cannot be taken in which no layer has a record."""
-    if not layers:
-        return "no weight of this optimizer trains: all have requires_grad=False"
-    if any(layer.records for layer in layers):
-        return f"{layers[0].name}: the record has no rows; the batch was empty"
-    return (
-        f"{layers[0].name}: no backward pass has left a record since the last step, on this layer or any "
-        "other. Expected: weights of binary layers (binary_parameters(model)) in training mode "
-        "(model.train()), used in the forward pass, and loss.backward() before step(). A weight that should "
-        "not train has requires_grad=False."
-    )
+def _with_run(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state in which that of the run stands by itself, and not in the groups alone."""
+    groups = state_dict.get("param_groups")
+    first = groups[0] if isinstance(groups, list) and groups else None
+    return {"run": first["run"]} | state_dict if isinstance(first, dict) and "run" in first else state_dict
+
+
+def companion_of(weight: Tensor) -> Companion | None:
+    """What ties a weight to its layers, if ``binary_parameters(model)`` has listed it."""
+    return getattr(weight, "companion", None)
+
+
+def kind_of(group: dict[str, Any]) -> Kind:
+    """What backward passes have to leave for these settings."""
+    if group["rows"] == "normalized":
+        return "published"
+    return "gram" if group["rank"] is None else "rows"
+
+
+def _facts(gradient: Gradient) -> Tensor:  # (3,)
+    """The sum of the lengths, the number of rows with a gradient, and the largest entry of the sketch."""
+    total, sketch = gradient.length.sum(), gradient.sketch
+    if sketch is None:
+        return torch.stack([total, total * 0, total * 0])
+    low, high = torch.aminmax(sketch)
+    return torch.stack([total, sketch[:, -1, 0].amax().double(), torch.maximum(-low, high).double()])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
+def _regrouped(solutions: list[Solution], posed: list[list[BinaryQuadratic]]) -> list[list[Solution]]:
+    """The solutions of each weight's problems."""
+    ends = accumulate(len(problems) for problems in posed)
+    return [solutions[end - len(problems) : end] for end, problems in zip(ends, posed, strict=True)]
+
+
+def _end(companions: list[tuple[Companion, Tensor | None]]) -> None:
+    """No more sketches for an optimizer that is gone, unless another one has taken its place."""
+    for companion, leaf in companions:
+        if companion.leaf is leaf:
+            companion.end()

@@ -206,7 +206,7 @@ def _reads(
     """Spins, shape ``(samples, units, n)``, and energies without their average over all spins."""
     order = [samples.variables.index(label) for own in labels for label in own]
     spins = samples.record.sample[:, order].reshape(len(samples), len(labels), -1)
-    average = problem.rows.gram().trace()
+    average = problem.gram().trace()
     energies = [
         part.energy(torch.from_numpy(own.astype(np.float64)).T) - part.offset - average
         for part, own in zip(problem.in_parts(1), spins.transpose(1, 0, 2), strict=True)

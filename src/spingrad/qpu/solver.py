@@ -21,7 +21,6 @@ from spingrad.qpu.journal import MICRO, BudgetError, Journal
 from spingrad.qpu.packing import PREFACTOR, Ising, Reading, Spins, packed
 from spingrad.qpu.service import QPUService
 from spingrad.qpu.submission import GraphChangedError, Submission
-from spingrad.rows import DenseRows
 from spingrad.solvers.base import Info, Solution, Solver, checked_start
 
 log = logging.getLogger(__name__)
@@ -319,7 +318,7 @@ class _Layer:
     def __init__(self, problem: BinaryQuadratic, block_size: int, initial: Tensor | None = None) -> None:
         self.problem, self.has_start = problem, initial is not None
         double = problem.double()
-        self.Z, self.H = double.rows.dense().cpu(), double.H.cpu()
+        self.Z, self.H = double.Z.cpu(), double.H.cpu()
         self.blocks = torch.arange(problem.num_spins).split(block_sizes(problem.num_spins, block_size))
         start = torch.zeros_like(self.H) if initial is None else checked_start(problem, initial).to(self.H)
         self.spins = start
@@ -332,12 +331,12 @@ class _Layer:
         others = self.spins.clone()
         others[own] = 0
         z = self.Z[:, own]
-        return BinaryQuadratic.of(DenseRows(z), self.H[own] - z.T @ (self.Z @ others))
+        return BinaryQuadratic.of(z, self.H[own] - z.T @ (self.Z @ others))
 
     def units(self, block: int) -> list[_Unit]:
         """Every unit of one block in Ising form; they share their couplings."""
         part = self.part(block)
-        J = (2 * part.rows.gram().triu(1)).cpu().numpy()
+        J = (2 * part.gram().triu(1)).cpu().numpy()
         starts = self.spins[self.blocks[block]].T.to(torch.int8).numpy()
         return [
             _Unit(Ising(h, J), start if self.has_start else None)

@@ -50,7 +50,7 @@ class AnnealingSolver(Solver):
         small = problem.compressed()
         reads, sweeps, hot = (200, 50, 0.5) if problem.num_spins <= NARROW else (20, 10, 1.0)
         reads, sweeps = self.num_reads or reads, self.num_sweeps or sweeps
-        Z, H = small.rows.dense(), small.H.T
+        Z, H = small.Z, small.H.T
         temperatures = float(Z.square().sum(0).mean()) * np.geomspace(hot, COLD, sweeps)
         start = None if initial is None else checked_start(problem, initial).T.contiguous()
         U = None if start is None else start @ Z.T

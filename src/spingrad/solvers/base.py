@@ -81,7 +81,7 @@ class Solver(ABC):
     Example:
         >>> import torch
         >>> class AllUp(Solver):
-        ...     def solve(self, problem, *, seed=0):
+        ...     def solve(self, problem, *, initial=None, seed=0):
         ...         return Solution(problem, torch.ones_like(problem.H))
     """
 
@@ -89,10 +89,13 @@ class Solver(ABC):
     """Whether ``solve(problem, initial=spins)`` promises energies no higher than those of the start."""
 
     @abstractmethod
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         """Solve every unit of one problem. Equal seeds give equal answers.
 
-        Solvers that can begin at given spins take them as ``initial``, shape ``(n, m)``.
+        Args:
+            problem: The problem.
+            initial: Spins to begin at, shape ``(n, m)``. A solver that begins nowhere ignores them.
+            seed: For solvers that draw random numbers.
         """
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:

@@ -1,18 +1,29 @@
 """A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from spingrad._memory import Pool
 from spingrad._numbers import check_whole
-from spingrad.kernels.descent import HAS_NUMBA, Backend, descend_, fits_kernel, flip_, has_kernel
+from spingrad.kernels.descent import (
+    HAS_NUMBA,
+    Backend,
+    descend_,
+    descend_together_,
+    fits_kernel,
+    flip_,
+    has_kernel,
+)
+from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver, checked_start
+from spingrad.solvers.base import Solution, Solver, checked_start, derive_seed
 
 SMALL_FAN_IN = 32
+FEW_UNITS = 8  # of problems that are solved together
 FEW_ROWS = 64  # up to here one sweep spin by spin is as fast as one by large blocks
 NO_NUMBA = (
     f"numba is not installed: layers of more than {SMALL_FAN_IN} inputs get one sweep by blocks in place of "
@@ -91,7 +102,7 @@ class BlockDescentSolver(Solver):
         if reads > 1:
             return Solution(problem, self._best_of(small, reads, sweeps, seed, start).T)
         if start is not None:
-            self._descend(small, small.H.T, start, sweeps, start @ small.rows.dense().T)
+            self._descend(small, small.H.T, start, sweeps, start @ small.Z.T)
             return Solution(problem, start.T)
         H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
         G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
@@ -104,11 +115,38 @@ class BlockDescentSolver(Solver):
                 self._descend(small, H, G, sweeps - 1, U)
         return Solution(problem, G.T)
 
+    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
+        """Solve the problems of one step; neighbours of few units and one shape, such as groups, together."""
+        solutions = []
+        for number, (_, alike) in enumerate(groupby(problems, _form)):
+            together, own = [*alike], derive_seed(seed, number)
+            if len(together) == 1:
+                solutions.append(self.solve(together[0], seed=own))
+            elif together[0].num_units <= FEW_UNITS:
+                solutions += self._solve_together(together, own)
+            else:
+                solutions += super().solve_all(together, seed=own)
+        return solutions
+
+    def _solve_together(self, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
+        """Single spins of all problems at once."""
+        sweeps, reads = self._effort(problems[0])
+        n, m = problems[0].H.shape
+        Z, H = torch.stack([p.Z for p in problems]), torch.stack([p.H.T.repeat(reads, 1) for p in problems])
+        K = Z.mT @ Z
+        G = _starts(H.flatten(0, 1).view(len(Z), reads, m, n).transpose(0, 1).flatten(0, 2), len(Z) * m, seed)
+        G = G.view(reads, len(Z), m, n).transpose(0, 1).reshape(len(Z), reads * m, n)
+        descend_together_(K, H - G @ K, G, sweeps, self.backend)
+        energy = ((G @ K - 2 * H) * G).sum(2).view(len(Z), reads, m)
+        best = energy.argmin(1)[:, None, :, None].expand(-1, 1, m, n)
+        spins = G.view(len(Z), reads, m, n).gather(1, best)[:, 0]
+        return [Solution(problem, own.T) for problem, own in zip(problems, spins, strict=True)]
+
     def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
         """Sweeps and reads, chosen by the size of the problem where not given."""
         if problem.num_spins <= SMALL_FAN_IN:
             return self.num_sweeps or 8, self.num_reads or 8
-        r = len(problem.rows)
+        r = len(problem.Z)
         cheap = r <= FEW_ROWS and has_kernel(problem.H.T, r, self.backend)
         chosen = self.num_sweeps is not None or self.backend == "torch"
         if not (HAS_NUMBA or chosen) and r <= FEW_ROWS and fits_kernel(problem.H.T, r):
@@ -117,7 +155,7 @@ class BlockDescentSolver(Solver):
 
     def _block_size(self, problem: BinaryQuadratic, sweeps: int) -> int:
         """How many spins the first sweep sets at once."""
-        r, n = problem.rows.shape
+        r, n = problem.Z.shape
         if self.block_size or n <= SMALL_FAN_IN:
             return self.block_size or 1
         if (sweeps > 1 or r <= FEW_ROWS) and has_kernel(problem.H.T, r, self.backend):
@@ -131,12 +169,10 @@ class BlockDescentSolver(Solver):
     ) -> Tensor:  # (m, n)
         """The best of several starts for every unit; restarts are more units, so one descent takes all."""
         n, m = problem.H.shape
-        generator = torch.Generator().manual_seed(seed)
-        random = torch.randint(2, ((reads - 1) * m, n), generator=generator).mul_(2).sub_(1)
-        G = torch.cat([problem.H.new_zeros(m, n), random.to(problem.H)])
+        H, Z = problem.H.T.repeat(reads, 1), problem.Z
+        G = _starts(H, m, seed)
         if start is not None:
             G[m : 2 * m] = start
-        H, Z = problem.H.T.repeat(reads, 1), problem.rows.dense()
         self._descend(problem, H, G, sweeps, G @ Z.T)
         energy = (G @ Z.T).square().sum(1) - 2 * (H * G).sum(1)
         best = energy.view(reads, m).argmin(0)
@@ -149,7 +185,7 @@ class BlockDescentSolver(Solver):
 
         ``G`` (m, n) receives the spins. Returns their outputs; after the ``last`` sweep some are missing.
         """
-        one, U = G.new_ones(()), H.new_zeros(len(H), len(problem.rows))
+        one, U = G.new_ones(()), H.new_zeros(len(H), len(problem.Z))
         for own, z in _blocks(problem, size):
             g = G[:, own]
             field = H[:, own] if own.start == 0 else torch.addmm(H[:, own], U, z, alpha=-1, out=g)
@@ -162,26 +198,37 @@ class BlockDescentSolver(Solver):
         self, problem: BinaryQuadratic, H: Tensor, G: Tensor, sweeps: int, U: Tensor | None = None
     ) -> None:
         """Set spin after spin of ``G`` (m, n) to the sign of its field; without ``U`` (m, r) from zero."""
-        if has_kernel(H, len(problem.rows), self.backend):
-            descend_(problem.rows.dense(), H, G, sweeps, U)
+        if has_kernel(H, len(problem.Z), self.backend):
+            descend_(problem.Z, H, G, sweeps, U)
             return
         if U is None:
             G.zero_()
-            U = H.new_zeros(len(H), len(problem.rows))
+            U = H.new_zeros(len(H), len(problem.Z))
         blocks = [(z.T @ z, z, H[:, own], G[:, own]) for own, z in _blocks(problem, 32)]
         for _ in range(sweeps):
             for K, z, h, g in blocks:
                 U.addmm_(flip_(K, torch.addmm(h, U, z, alpha=-1), g, self.backend), z.T)
 
 
+def _form(problem: BinaryQuadratic) -> tuple[object, ...]:
+    return problem.Z.shape, problem.H.shape, problem.H.dtype, problem.H.device
+
+
+def _starts(H: Tensor, first: int, seed: int) -> Tensor:
+    """Zero for the first units, random spins for the others, which turn round where their fields do."""
+    generator = torch.Generator().manual_seed(seed)
+    random = torch.randint(2, (len(H) - first, H.shape[1]), generator=generator).mul_(2).sub_(1)
+    return torch.cat([H.new_zeros(first, H.shape[1]), random.to(H) * spins_of(H[first:])])
+
+
 def _blocks(problem: BinaryQuadratic, size: int) -> Iterator[tuple[slice, Tensor]]:
     """About ``size`` inputs at a time: which, and their columns of ``Z``."""
     start = 0
-    for z in problem.rows.blocks(size):
+    for z in problem.Z.split(size, dim=1):
         yield slice(start, start := start + z.shape[1]), z
 
 
 def _compression_pays(problem: BinaryQuadratic, sweeps: int) -> bool:
     """Is a QR factorisation cheaper than the rows it saves? Each sweep costs 4 r n m operations."""
-    (r, n), m = problem.rows.shape, problem.num_units
+    (r, n), m = problem.Z.shape, problem.num_units
     return r > n and 4 * r * n**2 + 4 * n * n * m * sweeps < 4 * r * n * m * sweeps

@@ -154,7 +154,7 @@ def _units(problem: BinaryQuadratic) -> "Iterator[dimod.BinaryQuadraticModel]":
     """One model for each unit, over the variables ``0 … n-1``; they differ in biases and constants only."""
     import dimod
 
-    gram = problem.rows.gram().cpu().numpy()
+    gram = problem.gram().cpu().numpy()
     couplings = dimod.BinaryQuadraticModel(np.zeros(len(gram)), 2 * np.triu(gram, 1), 0.0, dimod.SPIN)
     constants = gram.trace() + problem.offset.cpu().numpy()  # so that samples have the solution's energy
     for h, constant in zip((-2 * problem.H).T.cpu().numpy(), constants, strict=True):

@@ -12,7 +12,6 @@ from spingrad.kernels.decode import decode
 from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
-from spingrad.rows import DenseRows
 from spingrad.solvers.base import Info, Solution, Solver, checked_start
 from spingrad.solvers.block_descent import BlockDescentSolver
 
@@ -51,8 +50,8 @@ class ExactSolver(Solver):
 
     def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         """Solve every unit; ``initial``, shape ``(n, m)``, is one of the spins that the search must beat."""
-        if not bool(problem.H.isfinite().all() & problem.rows.dense().isfinite().all()):
-            raise ValueError("expected a problem of finite numbers, got NaN or infinity in its rows or in H")
+        if not bool(problem.H.isfinite().all() & problem.Z.isfinite().all()):
+            raise ValueError("expected a problem of finite numbers, got NaN or infinity in Z or in H")
         double = problem.double()
         start = None if initial is None else checked_start(double, initial)
         if problem.num_spins <= ENUMERABLE:
@@ -63,10 +62,10 @@ class ExactSolver(Solver):
 
     def _search(self, problem: BinaryQuadratic, start: Tensor | None, seed: int) -> tuple[Tensor, Info]:
         spins = spins_of(problem.H).cpu()  # right for inputs that are always zero
-        Z = problem.rows.dense()
+        Z = problem.Z
         used = Z.abs().amax(0) > 0
         if used.any():
-            part = replace(problem, rows=DenseRows(Z[:, used]), H=problem.H[used])
+            part = replace(problem, Z=Z[:, used], H=problem.H[used])
             start = None if start is None else start[used]
             spins[used.cpu()], info = self._search_used(part, start, seed)
             return spins, info
@@ -84,7 +83,7 @@ class ExactSolver(Solver):
             problem = _of_bundles(whole, bundles).compressed()
         counts = torch.tensor([len(bundle.values) for bundle in bundles])
         values = nn.utils.rnn.pad_sequence([bundle.values for bundle in bundles], batch_first=True)
-        gram, fields = problem.rows.gram().cpu(), problem.H.cpu()
+        gram, fields = problem.gram().cpu(), problem.H.cpu()
         shifts, centers = _tightest_shifts(gram, fields, alone)
         proved = torch.zeros(problem.num_units, dtype=torch.bool)
         nodes = torch.zeros(problem.num_units, dtype=torch.long)
@@ -154,7 +153,7 @@ _ALONE = torch.ones(1).double(), torch.tensor([-1.0, 1.0]).double(), torch.tenso
 
 def _bundles(problem: BinaryQuadratic) -> Iterator[_Bundle]:
     """The spins with parallel couplings, which leave a search little to prune, together in bundles."""
-    inputs = problem.rows.dense().T  # (n, r)
+    inputs = problem.Z.T  # (n, r)
     peaks = inputs.gather(1, inputs.abs().argmax(1, keepdim=True))
     shapes, fields = inputs / peaks + 0.0, problem.H / peaks  # + 0.0: no negative zero
     alike: dict[bytes, list[int]] = {}
@@ -191,8 +190,8 @@ def _of_bundles(problem: BinaryQuadratic, bundles: list[_Bundle]) -> BinaryQuadr
     """The problem over sums of spins: a bundle's inputs are those of its spins, all up."""
     first = [bundle.members[0] for bundle in bundles]
     times = torch.stack([1 / bundle.strengths[0] for bundle in bundles]).to(problem.H)
-    Z, H = problem.rows.dense()[:, first] * times, problem.H[first] * times[:, None]
-    return replace(problem, rows=DenseRows(Z), H=H)
+    Z, H = problem.Z[:, first] * times, problem.H[first] * times[:, None]
+    return replace(problem, Z=Z, H=H)
 
 
 def _enumerate(problem: BinaryQuadratic) -> Tensor:  # (n, m)
@@ -200,7 +199,7 @@ def _enumerate(problem: BinaryQuadratic) -> Tensor:  # (n, m)
     device = problem.H.device
     bits = torch.arange(2**n, device=device)[:, None] >> torch.arange(n, device=device)
     every = (bits & 1).mul_(2).sub_(1).to(problem.H)  # (2^n, n)
-    own = (every @ problem.rows.dense().T).square().sum(1)
+    own = (every @ problem.Z.T).square().sum(1)
     best = [(own - 2 * every @ h).argmin() for h in problem.H.T]
     return every[torch.stack(best)].T
 

@@ -54,7 +54,7 @@ class GurobiSolver(Solver):
         """Solve every unit; ``initial``, shape ``(n, m)``, is Gurobi's first incumbent."""
         gurobipy = _gurobipy()
         double = problem.double()
-        gram, fields = double.rows.gram(), double.H
+        gram, fields = double.gram(), double.H
         # Bits are 0 where spins are -1: g = 2x - 1.
         linear = (-4 * (gram.sum(1, keepdim=True) + fields)).cpu().numpy()
         constant = double.energy(torch.full_like(fields, -1)).tolist()

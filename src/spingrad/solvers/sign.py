@@ -1,5 +1,7 @@
 """The projection without its quadratic term: the sign of the gradient."""
 
+from torch import Tensor
+
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver
@@ -15,5 +17,5 @@ class SignSolver(Solver):
         tensor([[ 1., -1.,  1.]])
     """
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return Solution(problem, spins_of(problem.H))

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from spingrad.problem import BinaryQuadratic
-from spingrad.rows import DenseRows
 from spingrad.solvers.base import Solution, Solver
 
 
@@ -17,8 +16,8 @@ def random_problem(
 
     Example:
         >>> problem = random_problem(r=8, n=6, m=3, seed=0)
-        >>> problem.rows.shape, problem.H.shape
-        ((8, 6), torch.Size([6, 3]))
+        >>> problem.Z.shape, problem.H.shape
+        (torch.Size([8, 6]), torch.Size([6, 3]))
     """
     generator = torch.Generator().manual_seed(seed)
     Z = torch.randn(r, n, generator=generator, dtype=torch.float64)
@@ -48,7 +47,7 @@ def check_solver(solver: Solver, *, max_spins: int = 24, deterministic: bool = T
     """
     n = max_spins
     problem = random_problem(8, min(n, 6), 3, seed=10)
-    Z = random_problem(4, min(n, 3), 1, seed=7).rows.dense()
+    Z = random_problem(4, min(n, 3), 1, seed=7).Z
     problems = {
         "a single spin": random_problem(1, 1, 1, seed=1),
         "more rows than spins": random_problem(2 * n, (n + 1) // 2, 3, seed=2),
@@ -87,9 +86,9 @@ def _check_spins(problem: BinaryQuadratic, solution: Solution, where: str) -> No
 
 
 def _check_one(solver: Solver, problem: BinaryQuadratic, where: str, deterministic: bool) -> None:
-    Z, H, generator = problem.rows.dense().clone(), problem.H.clone(), torch.get_rng_state()
+    Z, H, generator = problem.Z.clone(), problem.H.clone(), torch.get_rng_state()
     solution = solver.solve(problem, seed=7)
-    assert torch.equal(problem.rows.dense(), Z), f"{where}: the solver changed the rows"
+    assert torch.equal(problem.Z, Z), f"{where}: the solver changed the rows"
     assert torch.equal(problem.H, H), f"{where}: the solver changed H"
     _check_spins(problem, solution, where)
     true_energy = problem.double().energy(solution.spins.double())
@@ -121,10 +120,10 @@ def _check_start(solver: Any, problem: BinaryQuadratic, where: str) -> None:
 
 def _check_independent_spins(solver: Solver, n: int) -> None:
     problem = random_problem(n, n, 4, seed=8)
-    Q, _ = torch.linalg.qr(problem.rows.dense())
+    Q, _ = torch.linalg.qr(problem.Z)
     fields = problem.H
     fields = fields + 0.5 * torch.where(fields >= 0, 1.0, -1.0)  # no field too weak for an annealer
-    spins = solver.solve(BinaryQuadratic.of(DenseRows(Q), fields), seed=9).spins
+    spins = solver.solve(BinaryQuadratic.of(Q, fields), seed=9).spins
     expected = torch.where(fields >= 0, 1.0, -1.0)
     assert torch.equal(spins, expected), "orthonormal rows: the answer is the sign of H, got other spins"
 

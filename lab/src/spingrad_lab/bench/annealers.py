@@ -29,10 +29,10 @@ class Bifurcation(Solver):
     def __init__(self, mode: Literal["ballistic", "discrete"], agents: int, max_steps: int) -> None:
         self.mode, self.agents, self.max_steps = mode, agents, max_steps
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         import simulated_bifurcation
 
-        gram, spins = problem.rows.gram(), []
+        gram, spins = problem.gram(), []
         settings = {"mode": self.mode, "agents": self.agents, "max_steps": self.max_steps}
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that not all agents have converged
@@ -146,7 +146,7 @@ def _best(quick: bool) -> tuple[BinaryQuadratic, Tensor]:
 
 def _wide(job: Job) -> dict[str, Any]:
     problem, best = _best(job["quick"])
-    (r, n), m = problem.rows.shape, problem.num_units
+    (r, n), m = problem.Z.shape, problem.num_units
     whole, units = job["solver"] in OURS, 2 if job["quick"] else UNITS
     own = problem if whole else problem.units(0, units)
     solver = (OURS if whole else OTHERS)[job["solver"]]()
@@ -175,7 +175,7 @@ def _proved(quick: bool) -> list[tuple[BinaryQuadratic, Tensor]]:
             continue
         exact = ExactSolver(max_nodes=3_000_000).solve(problem)
         own = exact.info["proved"]
-        part = BinaryQuadratic.of(problem.rows, problem.H[:, own], problem.offset[own])
+        part = BinaryQuadratic.of(problem.Z, problem.H[:, own], problem.offset[own])
         found.append((part, energy(part, exact.spins[:, own])))
     return found
 

@@ -1,6 +1,5 @@
 """Real projection problems: captured while a network trains on MNIST with the default optimizer."""
 
-from dataclasses import replace
 from functools import cache
 
 from torch import Tensor, nn
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.optim import capture
 from spingrad_lab.bench.timing import batch, network
+from spingrad_lab.posed import moving
 
 WIDE = (784, 512, 512, 10)
 NARROW = (784, 64, 48, 32, 24, 16, 10)
@@ -24,14 +24,9 @@ def captured(sizes: tuple[int, ...], steps: tuple[int, ...]) -> list[BinaryQuadr
             x, y = batch(BATCH, step)
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    return [_moving(problem) for problem in problems]
+    return [moving(problem) for problem in problems]
 
 
 def energy(problem: BinaryQuadratic, spins: Tensor) -> Tensor:
     """The energy of each unit, in double precision."""
     return problem.double().energy(spins.double())
-
-
-def _moving(problem: BinaryQuadratic) -> BinaryQuadratic:
-    own = ~problem.idle
-    return replace(problem, H=problem.H[:, own], offset=problem.offset[own], idle=problem.idle[own])

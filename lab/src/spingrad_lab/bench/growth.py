@@ -6,11 +6,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spingrad import LayerRecord
+from spingrad import QPSBGD, BinaryLinear, binary_parameters
 from spingrad._timing import threads
-from spingrad.optim.functional import move_, pose, prepared
-from spingrad.rows import DenseRows
-from spingrad.solvers import BlockDescentSolver
+from spingrad.sketch import sketch_of
 from spingrad_lab.bench.timing import exponent, processor_seconds
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
@@ -19,7 +17,6 @@ from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 AXES = {"B": "rows B", "n": "inputs n", "m": "units m"}
 SIZES = (256, 512, 1024, 2048, 4096)
 BASE = {"B": 256, "n": 512, "m": 512}
-DEFAULTS: Any = {"momentum": 0.9, "rank": 32}  # of the optimizer
 
 
 class Growth(Experiment):
@@ -39,11 +36,10 @@ class Growth(Experiment):
     def compute(self, job: Job) -> dict[str, Any]:
         rows, n, m = job["B"], job["n"], job["m"]
         with threads(1), seeded(job["repeat"]):
-            x, grad = torch.randn(rows, n), torch.randn(rows, m)
-            weight, past, out = (torch.randn(m, n) for _ in range(3))
-        with threads(1):
+            x, grad, layer = torch.randn(rows, n), torch.randn(rows, m), BinaryLinear(n, m)
+            optimizer = QPSBGD(binary_parameters(layer))
             product = processor_seconds(lambda: grad.T @ x)
-            solve = processor_seconds(lambda: _step(x, grad, weight, past, out))
+            solve = processor_seconds(lambda: _step(layer, optimizer, x, grad))
         return {"seconds": solve, "product": product}
 
     def show(self, runs: pd.DataFrame) -> Section:
@@ -57,11 +53,13 @@ class Growth(Experiment):
         return Section(list(_NOTES), [table], [Figure("growth", _CAPTION, _figure(step, bare))])
 
 
-def _step(x: Tensor, grad: Tensor, weight: Tensor, past: Tensor, out: Tensor) -> None:
-    """What the optimizer does for one layer that already has a running average."""
-    record = prepared(LayerRecord(DenseRows(x), grad))
-    problem = pose(record, **DEFAULTS, exp_avg=past, step=1, out=out)
-    move_(weight, BlockDescentSolver().solve(problem).spins.T, problem.idle, 1e-3, 1.0)
+def _step(layer: BinaryLinear, optimizer: QPSBGD, x: Tensor, grad: Tensor) -> None:
+    """What a backward pass leaves for the optimizer, and what that does with it."""
+    layer.weight.grad = grad.T @ x
+    leaf = layer.companion.leaf
+    assert leaf is not None
+    leaf.grad = sketch_of(x, grad, leaf.shape, leaf.dtype, "rows", ())
+    optimizer.step()
 
 
 def _medians(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
@@ -88,6 +86,6 @@ def _figure(points: dict[str, pd.Series], bare: dict[str, pd.Series]) -> str:
 
 _CAPTION = "Processor time of one layer's step against its rows, inputs and units, beside one bare product."
 _NOTES = (
-    "One layer posed, solved and moved as the optimizer does it, on Gaussian data (the work does not depend "
-    "on the data), one thread, medians of processor time. Exponents are fitted to all sizes.",
+    "One layer's gradient, sketch, problem, spins and move as in training, on Gaussian data (the work does "
+    "not depend on the data), one thread, medians of processor time. Exponents are fitted to all sizes.",
 )

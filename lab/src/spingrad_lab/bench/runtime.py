@@ -2,18 +2,15 @@
 
 import itertools
 import time
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 
-from spingrad import LayerRecord
-from spingrad.optim.functional import problem_of
-from spingrad.rows import DenseRows
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.bench.timing import exponent, larger_half, processor_seconds
 from spingrad_lab.methods import ALL_DIRECTIONS
+from spingrad_lab.posed import scaled
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
@@ -126,15 +123,9 @@ def train_seconds(task: Task, method: str, settings: dict[str, Any], steps: int,
 
 
 def solve_seconds(width: int, batch: int) -> float:
-    """Processor seconds to pose and solve the step of one layer of ``width`` inputs and units."""
-    record = LayerRecord(DenseRows(torch.randn(batch, width)), torch.randn(batch, width))
-    solver = BlockDescentSolver()
-    solve = partial(_pose_and_solve, record, solver)
-    return significant(processor_seconds(solve, at_least=0.3, calls=3), 4)
-
-
-def _pose_and_solve(record: LayerRecord, solver: BlockDescentSolver) -> None:
-    solver.solve(problem_of(record, "uniform", 1.0))
+    """Processor seconds to pose and solve the step of one layer of ``width`` inputs and units, all rows."""
+    x, grad, solver = torch.randn(batch, width), torch.randn(batch, width), BlockDescentSolver()
+    return significant(processor_seconds(lambda: solver.solve(scaled(x, grad)), at_least=0.3, calls=3), 4)
 
 
 def _row(task: str, own: pd.DataFrame) -> list[str]:

@@ -115,7 +115,7 @@ class Solvers(Experiment):
 
 def _wide(job: Job) -> dict[str, Any]:
     problem = captured(*(((784, 64, 64, 10), (3,)) if job["quick"] else (WIDE, STEPS)))[job["layer"]]
-    (r, n), m = problem.rows.shape, problem.num_units
+    (r, n), m = problem.Z.shape, problem.num_units
     x, weight = torch.ones(BATCH, n), torch.ones(m, n)
     if job["solver"] in WHOLE:
         units, solver = m, WHOLE[job["solver"]]()
@@ -149,7 +149,7 @@ def _proved(n: int, quick: bool) -> tuple[BinaryQuadratic, Tensor]:
     problem = next(problem for problem in problems if problem.num_spins == n).units(0, UNITS)
     exact = ExactSolver().solve(problem)
     own = exact.info["proved"]
-    proved = BinaryQuadratic.of(problem.rows, problem.H[:, own], problem.offset[own])
+    proved = BinaryQuadratic.of(problem.Z, problem.H[:, own], problem.offset[own])
     return proved, energy(proved, exact.spins[:, own])
 
 

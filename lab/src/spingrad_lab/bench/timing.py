@@ -4,6 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
-from spingrad.optim.functional import problem_of
-from spingrad.recording import record_of
+from spingrad.optim import capture
 from spingrad_lab.data import mnist
 from spingrad_lab.methods import ONE_BATCH
+from spingrad_lab.posed import moving, target_squares
 
 
 def processor_seconds(call: Callable[[], object], at_least: float = 0.3, calls: int = 5) -> float:
@@ -73,19 +74,12 @@ def network(sizes: Sequence[int]) -> nn.Sequential:
 
 @cache
 def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> list[BinaryQuadratic]:
-    """The problems of all layers except the last after some steps; units without a target are left out."""
+    """The problems of all layers except the last after some steps, without idle units; offset ``‖V‖²``."""
     model = network(sizes)
     optimizer = QPSBGD(binary_parameters(model), **ONE_BATCH)
-    for step in range(steps + 1):
-        x, y = batch(batch_size, step)
-        nn.functional.cross_entropy(model(x), y).backward()
-        if step < steps:
+    with capture(optimizer, steps=[steps]) as problems:
+        for step in range(steps + 1):
+            x, y = batch(batch_size, step)
+            nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    problems = []
-    for _, weight in binary_parameters(model)[:-1]:
-        record = record_of(weight)
-        assert record is not None
-        problem = problem_of(record.layers()[0], target_rms=1.0)
-        moving = ~problem.idle
-        problems.append(BinaryQuadratic.of(problem.rows, problem.H[:, moving], problem.offset[moving]))
-    return problems
+    return [moving(replace(own, offset=target_squares(own))) for own in problems[:-1]]

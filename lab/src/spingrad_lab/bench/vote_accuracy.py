@@ -1,4 +1,4 @@
-"""What a vote loses against gathered rows, against signSGD by majority vote, and to a liar."""
+"""What a vote loses against gathered gradients, against signSGD by majority vote, and to a liar."""
 
 import itertools
 import threading
@@ -48,6 +48,9 @@ class ThreadWire(Wire):
 
     def all_gather(self, part: Tensor) -> Tensor:
         return torch.stack(self.room.exchange(self.rank, part))
+
+    def all_reduce_(self, tensor: Tensor) -> None:
+        tensor.copy_(torch.stack(self.room.exchange(self.rank, tensor)).sum(0))
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         return torch.stack([sent[self.rank] for sent in self.room.exchange(self.rank, parts)])
@@ -107,7 +110,7 @@ def train(
     x, y = data
     reduction, _, _ = METHODS[method]
     if method.startswith("signSGD"):
-        settings = {"target_rms": None, "rank": None, **settings}
+        settings = {"target_rms": None, "rank": 1, **settings}  # signs have no quadratic term
     else:
         settings = {"rank": 8, **settings}  # with one sweep: the default of version 0.1.0
     optimizer = DistributedQPSBGD(

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
 from spingrad.solvers import DimodSolver, ExactSolver, Solution, Solver
 from spingrad_lab.methods import ONE_BATCH, SOLVER_LABELS, make_solver
+from spingrad_lab.posed import target_squares
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, table_of, to_svg
 from spingrad_lab.report.statistics import Duel, estimate
@@ -182,7 +183,7 @@ class _Watching(Solver):
         self.broken: list[float] = []
         self.seconds, self.calls = 0.0, 0
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
@@ -190,7 +191,7 @@ class _Watching(Solver):
         solutions = self.inner.solve_all(problems, seed=seed)
         self.seconds += time.perf_counter() - begin
         if self.compare and self.calls % self.every == 0:
-            size = sum(float(problem.offset.double().sum()) for problem in problems)  # ‖V‖²
+            size = sum(float(target_squares(problem).sum()) for problem in problems)
             above = sum(
                 float((p.double().energy(s.spins.double()) - _floor(p)).sum())
                 for p, s in zip(problems, solutions, strict=True)

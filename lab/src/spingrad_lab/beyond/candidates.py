@@ -1,5 +1,6 @@
 """Steps that were tried beside the default one; `spingrad-lab run step` says what became of them."""
 
+import math
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,8 @@ from torch import Tensor
 
 from spingrad import QPSBGD, BinaryQuadratic
 from spingrad.nn.sign import spins_of
-from spingrad.optim.functional import problem_of
-from spingrad.optim.qpsbgd import Layer
-from spingrad.rows import DenseRows
-from spingrad.scaling import overlap
-
-Posed = tuple[list[BinaryQuadratic], Tensor | None]
+from spingrad.optim.qpsbgd import Gradient, Scaled
+from spingrad.scaling import AUTO
 
 
 class Remembering(QPSBGD):
@@ -22,20 +19,18 @@ class Remembering(QPSBGD):
 
     kept, decay = 2, 0.7
 
-    def pose(self, layer: Layer) -> Posed:
-        problems, average = super().pose(layer)
-        if layer.weight.ndim > 2:
-            return problems, average  # a convolution has rows enough
+    def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
+        problems = super().pose(scaled)
+        if scaled.gradient.weight.ndim > 2:
+            return problems  # a convolution has rows enough
         (problem,) = problems
         past: deque[Tensor] = self.__dict__.setdefault("past", {}).setdefault(
-            layer.name, deque(maxlen=self.kept)
+            scaled.gradient.name, deque(maxlen=self.kept)
         )
-        own = problem.rows.dense()
-        parts = [own, *(z * self.decay ** (age + 1) for age, z in enumerate(past))]
-        past.appendleft(own)
+        parts = [problem.Z, *(Z * self.decay ** (age + 1) for age, Z in enumerate(past))]
+        past.appendleft(problem.Z)
         total = sum(self.decay ** (2 * age) for age in range(len(parts)))
-        Z = torch.cat(parts) / total**0.5  # as strong as the rows of one batch
-        return [replace(problem, rows=DenseRows(Z))], average
+        return [replace(problem, Z=torch.cat(parts) / total**0.5)]  # as strong as the rows of one batch
 
 
 class AgainstCouplings(QPSBGD):
@@ -43,15 +38,14 @@ class AgainstCouplings(QPSBGD):
 
     probes = 8
 
-    def pose(self, layer: Layer) -> Posed:
-        problems, average = super().pose(layer)
-        return [self._scaled(problem, layer.group["target_rms"]) for problem in problems], average
+    def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
+        strength = scaled.gradient.group["target_rms"]
+        return [self._stronger(problem, strength) for problem in super().pose(scaled)]
 
-    def _scaled(self, problem: BinaryQuadratic, strength: float) -> BinaryQuadratic:
+    def _stronger(self, problem: BinaryQuadratic, strength: float) -> BinaryQuadratic:
         generator = torch.Generator().manual_seed(self.run["step"])
         spins = torch.randint(2, (problem.num_spins, self.probes), generator=generator).mul_(2).sub_(1)
-        Z = problem.rows.dense()
-        coupling = (Z.T @ (Z @ spins.to(Z))).square().mean().sqrt()
+        coupling = (problem.Z.T @ (problem.Z @ spins.to(problem.Z))).square().mean().sqrt()
         own = problem.H.square().mean(0).sqrt_().clamp_(min=torch.finfo(problem.H.dtype).tiny)
         return replace(problem, H=problem.H * (strength * coupling / own))
 
@@ -61,13 +55,18 @@ class AgainstOverlap(QPSBGD):
 
     What rows ask for is mostly noise to the inputs, so N rows that resemble each other reach only 1/√N of
     it. N is the sum of squared cosines of a row with all rows: the rows divided by their effective rank.
+    The default does so with ``target_rms="auto"``, which is ``AUTO``.
     """
 
-    def pose(self, layer: Layer) -> Posed:
-        rows = layer.records[0].rows
-        common = float(overlap(rows.sketch[1], len(rows)))
-        common /= rows.fixed_target_factor**2  # which a given target is raised by already
-        return super().pose(_with_target(layer, layer.group["target_rms"] * common**0.5))
+    def scale(self, gradient: Gradient) -> Scaled:
+        group: dict[str, Any] = {**gradient.group, "target_rms": "auto"}
+        auto = super().scale(gradient._replace(group=group))
+        factor = gradient.group["target_rms"] / AUTO * self.factor(gradient)
+        return auto._replace(size=auto.size * factor)
+
+    def factor(self, gradient: Gradient) -> float:
+        """Another factor of the target."""
+        return 1.0
 
 
 class Flipping(AgainstOverlap):
@@ -77,14 +76,13 @@ class Flipping(AgainstOverlap):
     flips when a flip was chosen often enough. ``clamp`` says how often that is.
     """
 
-    def pose(self, layer: Layer) -> Posed:
-        problems, average = super().pose(layer)
-        weights = spins_of(layer.weight).flatten(1).chunk(len(problems))
-        posed = []
-        for problem, weight in zip(problems, weights, strict=True):
-            Z = problem.rows.dense()
-            posed.append(replace(problem, H=problem.H - Z.T @ (Z @ weight.T)))
-        return posed, average
+    def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
+        problems = super().pose(scaled)
+        weights = spins_of(scaled.gradient.weight).flatten(1).chunk(len(problems))
+        return [
+            replace(problem, H=problem.H - problem.Z.T @ (problem.Z @ weight.T))
+            for problem, weight in zip(problems, weights, strict=True)
+        ]
 
 
 class Adapting(AgainstOverlap):
@@ -97,17 +95,16 @@ class Adapting(AgainstOverlap):
 
     rate, limit = 1.05, 8.0
 
-    def pose(self, layer: Layer) -> Posed:
-        known = self.__dict__.setdefault("known", {}).setdefault(layer.name, {"factor": 1.0, "weight": None})
-        weight = spins_of(layer.weight).flatten(1)
+    def factor(self, gradient: Gradient) -> float:
+        every = self.__dict__.setdefault("known", {})
+        known = every.setdefault(gradient.name, {"factor": 1.0, "weight": None})
+        weight = spins_of(gradient.weight).flatten(1)
         if known["weight"] is not None:
-            flips = weight - known["weight"]
-            plain = [problem_of(record, layer.group["rows"], None).H.T for record in layer.records]
-            slope = float((torch.cat(plain) * flips).sum())
+            slope = float((gradient.grad * (weight - known["weight"])).sum())
             factor = known["factor"] * (self.rate if slope < 0 else 1 / self.rate if slope > 0 else 1)
             known["factor"] = min(max(factor, 1 / self.limit), self.limit)
         known["weight"] = weight
-        return super().pose(_with_target(layer, layer.group["target_rms"] * known["factor"]))
+        return float(known["factor"])
 
 
 class Growing(AgainstOverlap):
@@ -115,11 +112,7 @@ class Growing(AgainstOverlap):
     as the learning rate falls, by its square root and to at most eight times.
     """
 
-    def pose(self, layer: Layer) -> Posed:
-        fallen = layer.group.get("initial_lr", layer.group["lr"]) / max(layer.group["lr"], 1e-12)
-        return super().pose(_with_target(layer, layer.group["target_rms"] * min(fallen**0.5, 8.0)))
-
-
-def _with_target(layer: Layer, target_rms: float) -> Layer:
-    group: dict[str, Any] = {**layer.group, "target_rms": target_rms}
-    return layer._replace(group=group)
+    def factor(self, gradient: Gradient) -> float:
+        group = gradient.group
+        fallen = float(group.get("initial_lr", group["lr"]) / max(group["lr"], 1e-12))
+        return min(math.sqrt(fallen), 8.0)

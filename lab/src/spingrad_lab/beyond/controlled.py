@@ -34,7 +34,7 @@ class Posed:
     """
 
     def __init__(self, problem: BinaryQuadratic, seed: int) -> None:
-        Z = problem.rows.dense().double()
+        Z = problem.Z.double()
         self.K, self.H = Z.T @ Z, problem.H.T.double().contiguous()  # (n, n), (m, n)
         self.best = self._best(problem, seed)
         self.lowest, self.random = self.energy(self.best), float(self.K.trace())
@@ -153,7 +153,7 @@ class ControlledSolver(Solver):
         self.reached: list[float] = []
         self._dials: dict[int, _Dial] = {}
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
@@ -251,7 +251,7 @@ class Measured(Solver):
         self.reached: list[float] = []
         self._calls = 0
 
-    def solve(self, problem: BinaryQuadratic, *, seed: int = 0) -> Solution:
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
         return self.solve_all([problem], seed=seed)[0]
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:

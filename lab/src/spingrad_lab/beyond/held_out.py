@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pandas as pd
 from torch.optim import Optimizer
 
-import spingrad.rows
+import spingrad.sketch
 from spingrad import QPSBGD
 from spingrad.solvers import BlockDescentSolver
 from spingrad_lab.beyond.networks import ENTRANTS, whitened
@@ -50,16 +50,10 @@ def _averaged(params: Params, seed: int, lr: float, momentum: float) -> Optimize
     return QPSBGD(params, lr, momentum=momentum, seed=seed)
 
 
-class MoreRows(QPSBGD):
-    """The default with its directions from a larger sample of a layer's rows."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        with patch.object(spingrad.rows, "SAMPLE", MORE_ROWS):
-            return super().step(closure)
-
-
 def _more_rows(params: Params, seed: int, lr: float) -> Optimizer:
-    return MoreRows(params, lr, seed=seed)
+    """The default with its directions from a larger sample of a layer's rows."""
+    with patch.object(spingrad.sketch, "SLOTS", MORE_ROWS):
+        return QPSBGD(params, lr, seed=seed)
 
 
 def _coarse(params: Params, seed: int, lr: float) -> Optimizer:

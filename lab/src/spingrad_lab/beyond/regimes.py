@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from spingrad import QPSBGD, BinaryQuadratic, binary_parameters
-from spingrad.optim.functional import problem_of
-from spingrad.recording import record_of
 from spingrad_lab.methods import ALL_DIRECTIONS, DEFAULT, ONE_BATCH, SOLVER_LABELS, grid, make_solver
+from spingrad_lab.posed import posed, target_squares
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import Estimate, Paired, estimate
@@ -150,16 +149,13 @@ def _gaps(side: int, quick: bool) -> dict[str, Any]:
     task = Digits(0, False, quick, _small(side))
     network = task.network()
     optimizer = QPSBGD(binary_parameters(network), 1e-3, **ONE_BATCH)
-    weight = dict(binary_parameters(network))["0.weight"]
     excess: dict[str, list[float]] = {}
     for step, loss in enumerate(task.batches()):
         optimizer.zero_grad()
         loss(network).backward()
         if step % 12 == 0:
-            record = record_of(weight)
-            assert record is not None
-            problem = problem_of(record.layers()[0], "uniform", 1.0)
-            for name, value in _excess(problem, step).items():
+            first = posed(network, loss, target_rms=1.0, rank=None)[0]
+            for name, value in _excess(first, step).items():
                 excess.setdefault(name, []).append(value)
         optimizer.step()
     return {"excess": excess}
@@ -169,7 +165,7 @@ def _excess(problem: BinaryQuadratic, seed: int) -> dict[str, float]:
     names = [name for name in _SOLVERS if name != "exact" or problem.num_spins <= _EXACT_GAP]
     energies = {name: make_solver(name).solve(problem, seed=seed).energy.double().sum() for name in names}
     floor = energies["exact"] if "exact" in energies else problem.lower_bound().double().sum()
-    size = problem.offset.double().sum()  # ‖V‖²
+    size = target_squares(problem).sum()
     return {name: float((energy - floor) / size) for name, energy in energies.items() if name != "exact"}
 
 

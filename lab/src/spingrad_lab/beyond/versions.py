@@ -15,7 +15,7 @@ from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, paired
 from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 from spingrad_lab.tasks.graphs import Cora
-from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, SPEECH, TEXT, FullyConnected
+from spingrad_lab.tasks.networks import CIFAR, FULLY_CONNECTED, SPEECH, FullyConnected, Text
 from spingrad_lab.tasks.training import Task, train
 from spingrad_lab.trials import matched
 
@@ -38,7 +38,7 @@ class SmallConvolutional(FullyConnected):
         )  # fmt: skip
 
 
-class ShortText(TEXT["tiny Shakespeare, transformer"]):  # type: ignore[misc]
+class ShortText(Text):
     """The transformer on tiny Shakespeare for 600 steps."""
 
     steps = 600
@@ -62,7 +62,7 @@ def _as_it_comes(params: Any, seed: int, lr: float) -> Optimizer:
     return METHODS["QP-SBGD"].make(params, seed=seed, lr=lr)
 
 
-STEPS: dict[str, Callable[..., Optimizer]] = {BEFORE: _as_it_comes}
+STEPS: dict[str, Callable[..., Optimizer]] = {BEFORE: _as_it_comes, "gradient and sketch": _as_it_comes}
 """How the optimizer of each step is made; that of 0.2.0 only its own checkout can make."""
 
 

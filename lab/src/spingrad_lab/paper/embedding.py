@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from spingrad_lab.analysis import chain_lengths, find_embedding, logical_graph
-from spingrad_lab.paper.layer_problems import digit_snapshots
+from spingrad_lab.paper.layer_problems import TIE, digit_snapshots
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
@@ -50,7 +50,8 @@ class Embedding(Experiment):
 
         with seeded(job["seed"]):
             snapshot = next(digit_snapshots(job))
-        graph = logical_graph(snapshot.problems["as published"])
+        problem = snapshot.problems["as published"]
+        graph = logical_graph(problem, TIE * float(problem.gram().abs().max()))
         chains, chip = find_embedding(graph, "pegasus", seed=job["seed"])
         layout = dwave.graphs.pegasus_layout(chip)
         used = np.array([layout[qubit] for chain in chains.values() for qubit in chain])

@@ -10,21 +10,19 @@ import pandas as pd
 from torch import Tensor
 
 from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
-from spingrad.optim.functional import problem_of
-from spingrad.recording import record_of
-from spingrad.scaling import Weighting
-from spingrad_lab.methods import ONE_BATCH
+from spingrad_lab.methods import ONE_BATCH, Settings
+from spingrad_lab.posed import posed
 from spingrad_lab.report.sections import Figure, Section, Table
 from spingrad_lab.report.statistics import Estimate, estimate
 from spingrad_lab.runs import Experiment, Job, Lab, seeded, where
 from spingrad_lab.tasks.small import Digits12, pair_points
 from spingrad_lab.tasks.training import VectorTask, endless_batches
 
-POSINGS: dict[str, tuple[Weighting, float | None]] = {
-    "as published": ("normalized", None),
-    "ours": ("uniform", 1.0),
+POSINGS: dict[str, Settings] = {
+    "as published": {"rows": "normalized", "target_rms": None, "rank": None},
+    "ours": {"rows": "uniform", "target_rms": 1.0, "rank": None},
 }
-"""How a record becomes a problem: its rows and its target, as in the paper and with our scales."""
+"""How a batch becomes a problem: its rows and its target, as in the paper and with our scales."""
 UPDATES = (0, 10, 20, 30, 40, 50)
 ALIVE = 1e-6
 """A gradient of smaller root mean square is zero up to rounding; true ones are about 1e-3 and more."""
@@ -34,7 +32,7 @@ TIE = 1e-9
 SETTING = (
     "Network 16-4-2 on MNIST digits 1 and 2, trained by *QP-SBGD, all directions* (one batch at a time, "
     "without momentum: not the default); the problem is the first layer's (16 spins), before updates 0 to "
-    "50. The *same* records are posed as published (normalised rows, the gradient as target) and with our "
+    "50. The *same* batches are posed as published (normalised rows, the gradient as target) and with our "
     "scales (uniform rows, target of root mean square 1), so that only the posing differs. At each "
     "update it is the unit of largest gradient that is shown: of four units, those with two equal outgoing "
     "weights have none. Outputs are divided by √fan-in, as in *mnist-pairs*."
@@ -67,11 +65,9 @@ def snapshots(task: VectorTask, seed: int) -> Iterator[Snapshot]:
     for update, loss in enumerate(endless_batches(task)):
         optimizer.zero_grad()
         loss(network).backward()
-        record = record_of(first.weight)
-        assert record is not None  # the optimizer has just made it
-        layer = record.layers()[0]
-        problems = {name: problem_of(layer, *posing) for name, posing in POSINGS.items()}
-        yield Snapshot(update, problems, layer.grad.square().mean(0).sqrt())
+        problems = {name: posed(network, loss, **posing)[0] for name, posing in POSINGS.items()}
+        assert first.weight.grad is not None
+        yield Snapshot(update, problems, first.weight.grad.square().mean(1).sqrt())
         optimizer.step()
 
 

@@ -10,11 +10,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from spingrad import BinaryQuadratic, LayerRecord, sign
-from spingrad.optim.functional import pose
-from spingrad.rows import DenseRows
-from spingrad.scaling import jacobian
+from spingrad import BinaryQuadratic, sign
 from spingrad.solvers import BlockDescentSolver, ExactSolver, Solver
+from spingrad_lab.posed import scaled
 from spingrad_lab.report import figures
 from spingrad_lab.report.sections import Figure, Section, Table, to_svg
 from spingrad_lab.report.statistics import significant
@@ -72,8 +70,13 @@ def residual_jacobian(x: Tensor) -> Tensor:  # (d,) -> (2 d - 2, d)
 
 def projected_problem(y: Tensor, J: Tensor, published: bool) -> BinaryQuadratic:
     """Which spins move ``x`` so that the residuals follow their own gradient, ``∂E/∂y = 2 y``?"""
-    record = LayerRecord(DenseRows(J), 2 * y[:, None])
-    return pose(record, rows="normalized" if published else "uniform", target_rms=None if published else 1.0)
+    V = 2 * y[:, None]
+    return BinaryQuadratic.least_squares(normalized(J), V) if published else scaled(J, V)
+
+
+def normalized(J: Tensor) -> Tensor:
+    """The paper's rows, ``x / ‖x‖²``."""
+    return J / J.square().sum(1, keepdim=True)
 
 
 def mover(method: str, dimension: int) -> Mover:
@@ -83,13 +86,13 @@ def mover(method: str, dimension: int) -> Mover:
         solver: Solver = ExactSolver() if dimension <= EXACT_UP_TO else BlockDescentSolver()
 
         def project(y: Tensor, J: Tensor) -> Tensor:
-            problem = projected_problem(y, J, published)
-            spins = solver.solve(problem).spins[:, 0]
-            return spins if published or not problem.idle.any() else 0 * spins  # as in QPSBGD
+            if not published and not y.any():
+                return torch.zeros_like(J[0])  # as QPSBGD without a gradient
+            return solver.solve(projected_problem(y, J, published)).spins[:, 0]
 
         return project
     if method == SIGN_OF_ROWS:
-        return lambda y, J: sign(jacobian(DenseRows(J), "normalized").dense().T @ y)
+        return lambda y, J: sign(normalized(J).T @ y)
     if method == SIGN_SGD:
         return lambda y, J: sign(J.T @ y)
     return lambda y, J: 2 * (J.T @ y)

@@ -113,8 +113,9 @@ class EnergyHistogram(DigitExperiment):
             panel.set_ylabel("share in a bin" if place % 3 == 0 else "")
         figures.legend_below(canvas, next(panel for panel in axes.flat if panel.lines))
         caption = (
-            f"Energies ‖V − ZG‖² of {NUM_READS:,} reads (filled) and of all states (line) at six updates, "
-            f"{name}; one seed. Most states lie beyond the axis, which ends a little above the highest read."
+            f"Energies, up to a constant, of {NUM_READS:,} reads (filled) and of all states (line) at six "
+            f"updates, {name}; one seed. Most states lie beyond the axis, which ends a little above the "
+            "highest read."
         )
         return Figure(f"energy-histogram-{name.replace(' ', '-')}", caption, to_svg(canvas))
 

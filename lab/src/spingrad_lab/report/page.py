@@ -48,6 +48,7 @@ nav { columns: 3 14rem; font-size: 0.9rem; } .source { color: #666; font-size: 0
 <h1>{{ title }}</h1>
 {% if banner %}<p class="banner">{{ banner }}</p>
 {% endif %}<p>{{ intro }}</p>
+<p>{{ step|rich }}</p>
 {% for table in tables %}{{ drawn(table) }}
 {% endfor %}{% for group, own in groups.items() %}<p><strong>{{ group }}</strong></p>
 <nav>
@@ -80,6 +81,11 @@ INTRO = (
     "difference is then significant, level where only an equivalence test is: it shows that the difference "
     "is smaller than 0.3 points, unless another margin is named. Else it is undecided. A loss is printed "
     "like a win."
+)
+STEP = (
+    "The step of QP-SBGD has changed since version 0.2.0. Runs by commits up to 5a74dca, which each section "
+    "names, are of the step of 0.2.0 until their experiment is run again; the table of *versions* names the "
+    "step of each column."
 )
 # In the first bytes of what we write; a file without its mark is not replaced.
 HTML_MARK, MARKDOWN_MARK = b"<title>spingrad: ", b"# spingrad: "
@@ -163,7 +169,7 @@ def _grouped(parts: list[Part]) -> dict[str, list[Part]]:
 
 
 def _markdown(title: str, banner: str, tables: list[Table], groups: dict[str, list[Part]]) -> str:
-    text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO]
+    text = [f"# {title}", *([f"**{banner}**"] if banner else []), INTRO, STEP]
     text += [table.to_markdown() for table in tables]
     for group, own in groups.items():
         text.append(f"**{group}**")
@@ -269,5 +275,5 @@ def _html(title: str, banner: str, tables: list[Table], groups: dict[str, list[P
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters["rich"] = rich
     return environment.from_string(_PAGE).render(
-        title=title, banner=banner, intro=INTRO, tables=tables, groups=groups
+        title=title, banner=banner, intro=INTRO, step=STEP, tables=tables, groups=groups
     )
