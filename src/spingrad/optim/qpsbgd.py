@@ -320,17 +320,22 @@ class QPSBGD(Optimizer):
             parts = parts._replace(offset=torch.zeros_like(parts.offset))
         rows, columns = scaled.linear.shape
         H = self._pool.empty(rows, columns, scaled.linear)
-        return functional.pose(parts, self._averaged(scaled, H), idle, group["whitening"])
+        return functional.pose(parts, self._averaged(scaled, ahead=H), idle, group["whitening"])
 
-    def _averaged(self, scaled: Scaled, out: Tensor | None = None) -> Tensor:  # (m, n)
-        """The running average of the linear term after this step; in place of that before it by default."""
+    def _averaged(self, scaled: Scaled, ahead: Tensor | None = None) -> Tensor:  # (m, n)
+        """The running average of the linear term after this step, written in place of that before it.
+
+        With ``ahead``, memory for the result, Nesterov's look ahead of it; the average stays as it is.
+        """
         gradient, linear, size = scaled.gradient, scaled.linear, scaled.size
         momentum, state = float(gradient.group["momentum"]), self.state.get(gradient.weight, {})
         if not momentum or "exp_avg" not in state:
-            return torch.mul(linear, size[:, None], out=out)
+            return torch.mul(linear, size[:, None], out=ahead)
         past = state["exp_avg"].flatten(1).to(linear)
         new = functional.weight_of(momentum, state["step"])
-        return blended(past, linear, 1 - new, new * size, past if out is None else out)
+        if ahead is None:
+            return blended(past, linear, 1 - new, new * size, past)
+        return blended(past, linear, momentum * (1 - new), (1 - momentum * (1 - new)) * size, ahead)
 
     def _move(self, scaled: Scaled, solutions: list[Solution]) -> None:
         group, weight = scaled.gradient.group, scaled.gradient.weight
@@ -362,9 +367,7 @@ class QPSBGD(Optimizer):
         """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
         state, solver = super().state_dict() | {"run": dict(self.run)}, self.solver.state_dict()
         for group in state["param_groups"]:
-            group["run"] = dict(
-                self.run
-            )  # torch.distributed.checkpoint keeps nothing beside groups and states
+            group["run"] = dict(self.run)  # torch.distributed.checkpoint keeps groups and states alone
         return state | ({"solver": solver} if solver else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

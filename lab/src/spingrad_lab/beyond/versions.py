@@ -8,8 +8,7 @@ import pandas as pd
 from torch import nn
 from torch.optim import Optimizer
 
-import spingrad
-from spingrad import BinaryConv2d, BinaryLinear
+from spingrad import QPSBGD, BinaryConv2d, BinaryLinear
 from spingrad_lab.methods import METHODS, Method
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, paired
@@ -58,12 +57,17 @@ TASKS: dict[str, tuple[type[Task], float, int]] = {
 """Networks, the learning rate that trials of 0.2.0 chose for its default, and the number of seeds."""
 
 
-def _as_it_comes(params: Any, seed: int, lr: float) -> Optimizer:
-    return METHODS["QP-SBGD"].make(params, seed=seed, lr=lr)
+def _few_directions(params: Any, seed: int, lr: float) -> Optimizer:
+    return QPSBGD(params, lr, rank=16, seed=seed)
 
 
-STEPS: dict[str, Callable[..., Optimizer]] = {BEFORE: _as_it_comes, "gradient and sketch": _as_it_comes}
-"""How the optimizer of each step is made; that of 0.2.0 only its own checkout can make."""
+STEPS: dict[str, Callable[..., Optimizer] | None] = {
+    BEFORE: None,
+    "gradient and sketch": None,
+    "look ahead": METHODS["QP-SBGD"].make,
+    "look ahead, 16 directions": _few_directions,
+}
+"""How the optimizer of each step is made; those of earlier commits are on file."""
 
 
 class Versions(Experiment):
@@ -73,21 +77,21 @@ class Versions(Experiment):
     def plan(self, lab: Lab) -> None:
         for task, (_, lr, seeds) in list(TASKS.items())[: 1 if lab.quick else None]:
             chosen = range(FRESH, FRESH + (1 if lab.quick else min(lab.seeds or seeds, seeds)))
+            made = [name for name, make in STEPS.items() if make is not None]
             jobs = [
                 {"task": task, "step": name, "lr": lr, "seed": seed}
-                for seed, name in itertools.product(chosen, STEPS)
+                for seed, name in itertools.product(chosen, made)
             ]
             lab.run(jobs, task)
 
     def compute(self, job: Job) -> dict[str, Any]:
-        if job["step"] == BEFORE and not hasattr(spingrad, "start_recording"):
-            raise RuntimeError(f"{BEFORE} is run from its own checkout; its lines are on file")
-        kind, _, _ = TASKS[job["task"]]
+        (kind, _, _), make = TASKS[job["task"]], STEPS[job["step"]]
+        assert make is not None, "a step of an earlier commit"
         with seeded(job["seed"]):
             task = kind(job["seed"], tuning=False, quick=job["quick"])
             if "BatchNorm" in job["task"]:
                 vars(task)["normalisation"] = "BatchNorm"
-            scores = train(task, Method(STEPS[job["step"]], []), {"lr": job["lr"]}, job["seed"])
+            scores = train(task, Method(make, []), {"lr": job["lr"]}, job["seed"])
             return {name: value for name, value in scores.items() if name.startswith("test")}
 
     def show(self, runs: pd.DataFrame) -> Section:
