@@ -13,9 +13,7 @@ ABOUT = {
     "solvers": "descent, exact, any sampler",
     "problem": "‖Z G‖² − 2⟨H, G⟩",
     "nn": "layers of −1 and +1",
-    "mark": "what weight.grad is then",
-    "record": "input and output gradient",
-    "rows": "the rows of Z",
+    "sketch": "what a backward pass leaves",
 }
 WIDTH, TALL, GAP = 900, 34, 10
 STYLE = """\

@@ -46,8 +46,8 @@ class Vote(Reduction):
         suspects = self.agreement.suspects()
         votes[suspects], voting[suspects] = 0, False
         outcome = pack(majority(votes, derive_seed(seed, self.wire.rank)))
-        outcomes, seen = self.wire.all_gather(torch.cat([outcome, seen])).split([share, 4], 1)
-        self.agreement.update(seen.contiguous().view(torch.float32)[:, 0])
+        seen, outcomes = self.wire.all_gather(torch.cat([seen, outcome])).split([4, share], 1)
+        self.agreement.update(seen.flatten().view(torch.float32))
         return [*self._outcomes(problems, outcomes.flatten(), ~voting.any(0))]
 
     def state_dict(self) -> dict[str, Any]:
