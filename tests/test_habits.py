@@ -703,7 +703,7 @@ def _():
             own.check()
 
 
-@habit("one unit with a gradient 1,000 times that of the others")
+@habit("one unit with a gradient a thousand times that of the others")
 def _():
     for own in one_step():
         own.loss().backward()

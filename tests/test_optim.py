@@ -95,7 +95,9 @@ def test_a_step_uses_up_the_sketch_and_an_old_gradient_without_one_is_an_error()
     optimizer.step()
     assert model[0].companion.sketch is None
     before = weights_of(model)
-    with pytest.raises(RuntimeError, match="layer '0': it has a gradient, but since the last step no backward pass"):
+    with pytest.raises(
+        RuntimeError, match="layer '0': it has a gradient, but since the last step no backward pass"
+    ):
         optimizer.step()
     assert all(torch.equal(own, old) for own, old in zip(weights_of(model), before, strict=True))
 

@@ -62,7 +62,8 @@ class Memory(Experiment):
 
     def show(self, runs: pd.DataFrame) -> Section:
         rows, steps = [], []
-        for (name, method), own in groups(runs.dropna(subset="network"), ["network", "method"]):
+        of_steps = runs.dropna(subset="network") if "network" in runs else runs[:0]
+        for (name, method), own in groups(of_steps, ["network", "method"]):
             sizes = (own[part].max() / 2**20 for part in ("weights", "between", "peak"))
             steps.append([f"{name}: {method}", *(f"{size:.2f}" for size in sizes)])
         for (layer, method), own in groups(runs.dropna(subset="layer"), ["layer", "method"]):
