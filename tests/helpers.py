@@ -53,7 +53,7 @@ def posed(x: Tensor, grad: Tensor, **settings) -> BinaryQuadratic:
     length, reach = lengths(linear), scaled.reach.expand(len(linear))
     size = reach if target_rms is None else size_of(length, reach.double())
     H = (linear * size[:, None]).to(x)
-    scaled = functional.Scaled(*(own.to(x) for own in scaled))
+    scaled = functional.Quadratic(*(own.to(x) for own in scaled))
     idle = (length == 0).all().expand(len(linear)) if target_rms is None else size == 0
     [problem] = functional.pose(scaled, H, idle, settings["whitening"])
     return problem

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+__all__ = ["Companion", "rows_at", "sketch_of"]
+
 Kind = Literal["rows", "gram", "published"]
 Geometry = tuple[int, ...]
 """Empty for a matrix product. For a convolution: the number of dimensions, whether it is transposed, then one

@@ -14,7 +14,7 @@ from spingrad.scaling import AUTO, TargetRms, factor, leading, overlap, whitened
 from spingrad.sketch import Kind
 
 
-class Scaled(NamedTuple):
+class Quadratic(NamedTuple):
     """What a step takes from a sketch.
 
     Args:
@@ -22,6 +22,12 @@ class Scaled(NamedTuple):
         reach: Root mean square length of the units' linear terms, shape ``(g,)``; with ``target_rms=None``
             the factor of their gradients.
         offset: A constant to be added to each unit's energy, shape ``(g, m / g)``.
+
+    Example:
+        >>> quadratic = Quadratic(torch.eye(3)[None], torch.ones(1), torch.zeros(1, 2))
+        >>> [problem] = pose(quadratic, H=torch.ones(2, 3), idle=torch.tensor([False, False]))
+        >>> problem.energy(torch.ones(3, 2))  # of two units: ‖Z G‖² - 2⟨H, G⟩
+        tensor([-3., -3.])
     """
 
     Z: Tensor
@@ -29,7 +35,9 @@ class Scaled(NamedTuple):
     offset: Tensor
 
 
-def scale(sketch: Tensor, kind: Kind, units: int, rank: int | None, target_rms: TargetRms = "auto") -> Scaled:
+def scale(
+    sketch: Tensor, kind: Kind, units: int, rank: int | None, target_rms: TargetRms = "auto"
+) -> Quadratic:
     """The rows of the quadratic term, and how long the linear term is to be.
 
     Rows are divided by ``√(n · mean ‖x‖²)``: spins reach ``|z · g| ≤ 1`` at a row of mean norm, whatever the
@@ -56,7 +64,9 @@ def scale(sketch: Tensor, kind: Kind, units: int, rank: int | None, target_rms: 
     offset = sketch.new_zeros(len(sketch), units // len(sketch))
     if kind == "rows":
         if len(table) == 1 and table.device.type == "cpu" and count < table.shape[1]:
-            table = table[:, table[0].any(1)]  # constant shapes would only cost time here
+            used = table[0].any(1)  # constant shapes would only cost time here
+            used[0] = True  # a problem has at least one row
+            table = table[:, used]
         peak = _positive(torch.linalg.vector_norm(table, float("inf"), (1, 2))) if table.numel() else count
         rows = table / peak[:, None, None]
         products = rows @ rows.mT
@@ -77,9 +87,9 @@ def scale(sketch: Tensor, kind: Kind, units: int, rank: int | None, target_rms: 
         most = max(len(own) for own in factors)
         Z = torch.stack([pad(own, (0, 0, 0, most - len(own))) for own in factors])
     if target_rms is None:
-        return Scaled(Z, unit, offset)
+        return Quadratic(Z, unit, offset)
     target = AUTO * common.sqrt() if target_rms == "auto" else float(target_rms)
-    return Scaled(Z, target * (count / n).sqrt(), torch.zeros_like(offset))
+    return Quadratic(Z, target * (count / n).sqrt(), torch.zeros_like(offset))
 
 
 def _inputs(sketch: Tensor, kind: Kind) -> int:
@@ -130,23 +140,23 @@ def weight_of(momentum: float, step: int) -> float:
     return (1 - momentum) / (1 - momentum ** (step + 1))
 
 
-def pose(scaled: Scaled, H: Tensor, idle: Tensor, whitening: float = 0.0) -> list[BinaryQuadratic]:
+def pose(quadratic: Quadratic, H: Tensor, idle: Tensor, whitening: float = 0.0) -> list[BinaryQuadratic]:
     """The problems of one layer's step, one for each group.
 
     Args:
-        scaled: Rows and offsets.
+        quadratic: Rows and offsets.
         H: Linear terms, shape ``(m, n)``.
         idle: Units that have no gradient, shape ``(m,)``.
         whitening: How much weaker the linear term becomes in directions which units share.
 
     Example:
-        >>> scaled = Scaled(torch.eye(3)[None], torch.ones(1), torch.zeros(1, 2))
-        >>> [problem] = pose(scaled, torch.ones(2, 3), torch.tensor([False, True]))
+        >>> quadratic = Quadratic(torch.eye(3)[None], torch.ones(1), torch.zeros(1, 2))
+        >>> [problem] = pose(quadratic, torch.ones(2, 3), torch.tensor([False, True]))
         >>> problem.Z.shape, problem.H.shape
         (torch.Size([3, 3]), torch.Size([3, 2]))
     """
-    groups = len(scaled.Z)
-    parts = zip(scaled.Z, H.chunk(groups), scaled.offset, idle.chunk(groups), strict=True)
+    groups = len(quadratic.Z)
+    parts = zip(quadratic.Z, H.chunk(groups), quadratic.offset, idle.chunk(groups), strict=True)
     problems = []
     for Z, fields, offset, rests in parts:
         if whitening:

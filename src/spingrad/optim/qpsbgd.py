@@ -72,13 +72,13 @@ class Scaled(NamedTuple):
 
     Args:
         gradient: What backward passes have left.
-        parts: The rows of the quadratic term, and how long the linear term is to be.
+        quadratic: The rows of the quadratic term, and how long the linear term is to be.
         linear: The gradient of the linear term, shape ``(m, n)``: as published not the weight's own.
         size: The factor of each unit's gradient, shape ``(m,)``.
     """
 
     gradient: Gradient
-    parts: functional.Scaled
+    quadratic: functional.Quadratic
     linear: Tensor
     size: Tensor
 
@@ -299,28 +299,28 @@ class QPSBGD(Optimizer):
         kind, rank, target_rms = kind_of(group), group["rank"], group["target_rms"]
         if (sketch := gradient.sketch) is None:  # of a gradient of zeros
             sketch, kind = grad.new_zeros(1, 2, grad.shape[1]), "rows"
-        parts = functional.scale(sketch, kind, len(grad), rank, target_rms)
+        quadratic = functional.scale(sketch, kind, len(grad), rank, target_rms)
         length = gradient.length
         if kind == "published":
             linear, factors = functional.published(sketch, grad)
-            parts = parts._replace(offset=parts.offset * factors.square()[:, None])
+            quadratic = quadratic._replace(offset=quadratic.offset * factors.square()[:, None])
             grad, length = linear.to(grad), lengths(linear)
-        parts = functional.Scaled(*(own.to(grad.dtype) for own in parts))
-        reach = parts.reach.repeat_interleave(len(grad) // len(parts.Z))
+        quadratic = functional.Quadratic(*(own.to(grad.dtype) for own in quadratic))
+        reach = quadratic.reach.repeat_interleave(len(grad) // len(quadratic.Z))
         size = reach if target_rms is None else size_of(length, reach.double()).to(grad.dtype)
-        return Scaled(gradient, parts, grad, size)
+        return Scaled(gradient, quadratic, grad, size)
 
     def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
         """The problems of one weight's step, one per group of channels. Override it to try another step."""
-        group, parts = scaled.gradient.group, scaled.parts
+        group, quadratic = scaled.gradient.group, scaled.quadratic
         idle = scaled.size == 0
         if group["target_rms"] is None:  # as published, every unit moves
             idle = (scaled.gradient.length == 0).all().expand_as(idle)
         if group["momentum"]:
-            parts = parts._replace(offset=torch.zeros_like(parts.offset))
+            quadratic = quadratic._replace(offset=torch.zeros_like(quadratic.offset))
         rows, columns = scaled.linear.shape
         H = self._pool.empty(rows, columns, scaled.linear)
-        return functional.pose(parts, self._averaged(scaled, ahead=H), idle, group["whitening"])
+        return functional.pose(quadratic, self._averaged(scaled, ahead=H), idle, group["whitening"])
 
     def _averaged(self, scaled: Scaled, ahead: Tensor | None = None) -> Tensor:  # (m, n)
         """The running average of the linear term after this step, written in place of that before it.
