@@ -65,7 +65,7 @@ def scale(
     if kind == "rows":
         if len(table) == 1 and table.device.type == "cpu" and count < table.shape[1]:
             used = table[0].any(1)  # constant shapes would only cost time here
-            used[0] = True  # a problem has at least one row
+            used[0] |= ~used.any()  # a problem has at least one row
             table = table[:, used]
         peak = _positive(torch.linalg.vector_norm(table, float("inf"), (1, 2))) if table.numel() else count
         rows = table / peak[:, None, None]
