@@ -98,20 +98,16 @@ class Versions(Experiment):
         rows = []
         for task in TASKS:
             own = where(runs, task=task)
-            if own.empty:
-                continue
             score = "test_accuracy" if "test_accuracy" in own else "test_loss"
-            row = [f"{task}: {score.removeprefix('test_')}"]
             for name in STEPS:
                 found = where(own, step=name)
-                row.append(str(estimate(found[score])) if len(found) else "–")
-                if name != BEFORE:
-                    both = matched(own, name, BEFORE, "step", score)
-                    row.append(str(paired(*both)) if len(both[0]) > 1 else "–")
-            rows.append(row)
-        header = ["network", *(x for name in STEPS for x in (name, f"{name} minus {BEFORE}"))]
-        header.remove(f"{BEFORE} minus {BEFORE}")
-        return Section([_NOTE], [Table(header, rows)])
+                if found.empty:
+                    continue
+                both = matched(own, name, BEFORE, "step", score)
+                less = str(paired(*both)) if name != BEFORE and len(both[0]) > 1 else "–"
+                what = f"{task}: {score.removeprefix('test_')}"
+                rows.append([what, name, str(estimate(found[score])), less, str(len(found))])
+        return Section([_NOTE], [Table(["network", "step", "mean", f"minus {BEFORE}", "seeds"], rows)])
 
 
 _NOTE = (
