@@ -103,8 +103,8 @@ class Versions(Experiment):
                 found = where(own, step=name)
                 if found.empty:
                     continue
-                both = matched(own, name, BEFORE, "step", score)
-                less = str(paired(*both)) if name != BEFORE and len(both[0]) > 1 else "–"
+                both = ([], []) if name == BEFORE else matched(own, name, BEFORE, "step", score)
+                less = str(paired(*both)) if len(both[0]) > 1 else "–"
                 what = f"{task}: {score.removeprefix('test_')}"
                 rows.append([what, name, str(estimate(found[score])), less, str(len(found))])
         return Section([_NOTE], [Table(["network", "step", "mean", f"minus {BEFORE}", "seeds"], rows)])
