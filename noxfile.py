@@ -22,8 +22,10 @@ OF_FINN = (  # what FINN+ imports up to its hardware layers
 )
 PINNED_FPGA = ("-c", ".ci/constraints-fpga.txt")
 REQUIREMENTS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
-NO_EXTRAS = ("-e", ".", "pytest", "pytest-xdist", "hypothesis")
-PARALLEL = ("-n2", "--dist=loadfile", "--no-loadscope-reorder")  # two processes of one thread each
+NO_EXTRAS = ("-e", ".", "pytest", "pytest-rerunfailures", "pytest-xdist", "hypothesis")
+# Two processes of one thread each. A test that fails runs once more, since hundreds start processes and wait
+# for them; the summary lists it as RERUN, to be mended.
+PYTEST = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--reruns=1", "-raR")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LIST_CUDA = (
     "import importlib.metadata as m; print(*{d.name for d in m.distributions() if d.name[:6] == 'nvidia'})"
@@ -42,14 +44,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """The library's tests, slow ones too; arguments after ``--`` go to pytest in place of the coverage."""
-    _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--cov", "--durations=40"]))
+    _run(session, "pytest", "-m", "not long", *PYTEST, *(session.posargs or ["--cov", "--durations=40"]))
 
 
 @nox.session(python=False)
 def lab(session: nox.Session) -> None:
     """The lab's tests, slow ones too."""
     with session.chdir("lab"):
-        _run(session, "pytest", "-m", "not long", *PARALLEL, *(session.posargs or ["--durations=40"]))
+        _run(session, "pytest", "-m", "not long", *PYTEST, *(session.posargs or ["--durations=40"]))
 
 
 @nox.session(python=False)
@@ -140,7 +142,7 @@ def _test_without_extras(session: nox.Session) -> None:
     # contract without numba too, which takes minutes; its other tests run.
     exact = "tests/test_solvers.py::test_every_solver_keeps_the_contract[exact]"
     options = ["--doctest-ignore-import-errors", "--ignore=src/spingrad/qpu", f"--deselect={exact}"]
-    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ONE_THREAD)
+    session.run("pytest", *PYTEST, *options, *session.posargs, env=ONE_THREAD)
 
 
 def _first_example(page: str) -> str:

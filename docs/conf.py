@@ -44,7 +44,8 @@ autodoc_mock_imports = ["ray", "gurobipy"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 INTERNAL = (
-    r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.qpsbgd|distributed\.agreement|qpu\.\w+)"
+    r"spingrad\.(.*\b_\w+|export\.(stages|plan)|nn\.conv|optim\.(qpsbgd|gradient)"
+    r"|distributed\.agreement|qpu\.\w+)"
 )
 nitpick_ignore_regex = [("py:.*", r"(?!spingrad).*"), ("py:.*", rf"{INTERNAL}(\..*)?")]
 intersphinx_mapping = inventories(SITES, ROOT / "docs/_build/inventories")

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from spingrad import QPSBGD, BinaryLinear, Checkpoint, binary_parameters, real_parameters
-from spingrad.distributed import DistributedQPSBGD, data_parallel
+from spingrad import QPSBGD, BinaryLinear, binary_parameters, real_parameters
+from spingrad.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--epochs", type=int, default=20)
@@ -49,11 +49,8 @@ model = nn.Sequential(
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98), use_buffers=True)
 real = [p for _, p in real_parameters(model)]
 adam = torch.optim.AdamW(real, lr=3e-3)
-if workers > 1:
-    binary: QPSBGD = DistributedQPSBGD(binary_parameters(model), lr=3e-3)
-    trained: nn.Module = data_parallel(model)  # DDP for the real-valued parameters
-else:
-    binary, trained = QPSBGD(binary_parameters(model), lr=3e-3), model
+binary = QPSBGD(binary_parameters(model), lr=3e-3)
+trained = nn.parallel.DistributedDataParallel(model) if workers > 1 else model
 optimizers = [adam, binary]
 steps = args.epochs * -(-len(train) // 100)
 schedules = [CosineAnnealingLR(optimizer, steps) for optimizer in optimizers]  # the last steps are small ones

@@ -8,12 +8,10 @@ import pytest
 collect_ignore = ["conftest.py"]  # has no examples, and the name of another
 MODULES = {  # by the name of an example, or of the package around it
     "spingrad.export.onnx": "onnx",
-    "spingrad.export.packed.PackedFileError": "safetensors",
     "spingrad.export.qonnx": "onnx",
     "spingrad.export.verify.from_onnx": "onnxruntime",
     "spingrad.export.verify.from_qonnx": "qonnx",
     "spingrad.nn.gcn.normalized_adjacency": "torch_geometric",
-    "spingrad.problem.ProblemFileError": "safetensors",
     "spingrad.qpu": "dwave.system",
     "spingrad.solvers.gurobi": "gurobipy",
     "spingrad.testing.sapi": "dwave.system",

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS_DWAVE = [
+    "test_diagnostics.py",
     "test_emulator_page.py",
     "test_ocean.py",
     "test_qpu.py",

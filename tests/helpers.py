@@ -2,13 +2,17 @@
 
 import gzip
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spingrad import BinaryQuadratic
+from spingrad.kernels import plain
 from spingrad.kernels.passes import lengths
 from spingrad.optim import functional
 from spingrad.optim.qpsbgd import kind_of
@@ -67,3 +71,13 @@ def random_target(r, n, m, seed, rank=None, dtype=torch.float32):
         Z = torch.randn(r, rank, generator=generator, dtype=torch.float64) @ Z[:rank]
     V = torch.randn(r, m, generator=generator, dtype=torch.float64)
     return Z.to(dtype) / n**0.5, V.to(dtype)
+
+
+@contextmanager
+def computed_by(module=plain) -> Iterator[None]:
+    """The operators that solvers call, computed by this module of ``spingrad.kernels``."""
+    with (
+        patch("spingrad.solvers.block_descent.descend_", module.descend_),
+        patch("spingrad.solvers.annealing.anneal_", module.anneal_),
+    ):
+        yield

@@ -1,8 +1,8 @@
 """Mutation testing: does a test fail when one place of the library is changed?
 
-``nox -s mutants`` runs the quick tests once to learn which of them execute each line. Then it changes one
-place at a time in a copy of the checkout and runs the tests of that line, the shortest first. A mutant that
-fails no test has survived. Finished mutants are kept: stop at any time, and the same command goes on.
+``nox -s mutants`` takes the lines where a silent error costs most, :data:`AREAS`. It changes one place of
+them at a time in a copy of the checkout and runs the tests of their area. A mutant that fails no test has
+survived. Finished mutants are kept: stop at any time, and the same command goes on.
 
 ``tests/mutants.md`` lists the survivors of the last run, each with the reason.
 """
@@ -15,40 +15,65 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
-import xml.etree.ElementTree
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import coverage
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LIBRARY = Path("src/spingrad")
-MODULES = ("optim", "problem.py", "solvers", "qpu", "distributed", "export", "_files.py")
 LEFT_OUT = (".git", ".venv*", ".nox", ".mypy_cache", ".ruff_cache", "__pycache__", "results")
 
 # Imported once: each mutant's tests run in a fork of this process, which must not import spingrad itself.
 IMPORTED = ["hypothesis", "torch._dynamo", "numba", "scipy.sparse.linalg", "dimod", "dwave.system", "pandas"]
 
-# Tests that run lines of these folders in other processes, where the coverage does not look.
-IN_PROCESSES = {
-    "distributed": ["tests/test_distributed.py", "tests/test_ranks.py"],
-    "optim/ranks.py": ["tests/test_ranks.py"],
+
+class Area(NamedTuple):
+    """Functions of a file (all, if none is named), and the test files that should notice a change."""
+
+    file: str
+    functions: str
+    tests: tuple[str, ...]
+
+
+AREAS = {
+    "budget": Area(
+        "qpu/journal.py",
+        "is_open cost_us spent_us superfluous carry reserve wasted voided answered _added_us",
+        ("tests/test_journal.py", "tests/test_qpu_faults.py"),
+    ),
+    "journal": Area(
+        "qpu/journal.py",
+        "_note _read _event _check _apply _answer _inflated _sum _create _check_kind",
+        ("tests/test_journal.py", "tests/test_bounded_qpu.py"),
+    ),
+    "fold": Area(
+        "export/fold.py",
+        "_one _to_integers _settled _sign _clipped _next_reach _mean _sum _padded _join _repeated",
+        ("tests/test_export.py",),
+    ),
+    "packing": Area("qpu/packing.py", "", ("tests/test_qpu.py",)),
+    "targets": Area("scaling.py", "", ("tests/test_functional.py",)),
+    "sketches": Area("sketch.py", "", ("tests/test_sketch.py",)),
+    "descent": Area("solvers/block_descent.py", "", ("tests/test_solvers.py",)),
+    "distributed": Area(
+        "distributed/handshake.py",
+        "facts_of names_of _as_text digest differ agree texts differences fingerprints _fingerprint",
+        ("tests/test_distributed.py",),
+    ),
 }
-# Survivors of the review of version 0.1.0: file, old text, new text. They are tried in every run.
+# Survivors of the reviews: file, old text, new text, area. They are tried in every run.
 REVIEWED = [
-    ("_files.py", "\n        os.fsync(descriptor)", "\n        pass"),
-    ("_files.py", "\n            os.fsync(descriptor)", "\n            pass"),
-    ("qpu/journal.py", 'database.execute("PRAGMA synchronous = EXTRA")', "pass"),
-    ("qpu/service.py", "len(np.unique(samples, axis=0)) == len(samples)", "True"),
-    ("_tensors.py", " or length > MAX_HEADER", ""),
-    ("export/stages.py", "(np.abs(self.directions) != 1).any()", "False"),
+    ("qpu/journal.py", "not spent + cost_us <= self.budget_us", "not spent < self.budget_us", "budget"),
+    ("qpu/journal.py", "if spent_us > self.spent_us:", "if True:", "budget"),
+    ("qpu/journal.py", 'database.execute("PRAGMA synchronous = EXTRA")', "pass", "journal"),
+    ("export/fold.py", " and not pads", "", "fold"),
+    ("export/fold.py", "reach(stage) >= EXACT:", "reach(stage) > 2 * EXACT:", "fold"),
 ]
 SWAPPED = {
     ast.Lt: ("<", "<="),
@@ -165,68 +190,18 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def reviewed(root: Path) -> Iterator[Mutant]:
-    """The mutants of :data:`REVIEWED`."""
-    for part, old, new in REVIEWED:
+def reviewed(root: Path) -> Iterator[tuple[str, Mutant]]:
+    """The mutants of :data:`REVIEWED`, with their areas."""
+    for part, old, new, area in REVIEWED:
         file = LIBRARY / part
         data = (root / file).read_bytes()
         start = data.index(old.encode())
         line = data[: start + len(old) - len(old.lstrip())].count(b"\n") + 1
-        yield Mutant(str(file), line, start, start + len(old.encode()), old, new)
+        yield area, Mutant(str(file), line, start, start + len(old.encode()), old, new)
 
 
-class Tests:
-    """Which tests execute a line, and how long they take; measured once in a copy of the checkout."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        if not (folder / "times.xml").exists():
-            options = ["--cov=spingrad", "--cov-context=test", "--cov-report=", "--cov-fail-under=0"]
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-n2",
-                    "--dist=loadfile",
-                    *options,
-                    "--junitxml=part.xml",
-                ],
-                cwd=folder,
-                env=_environment(folder),
-                check=True,
-            )
-            (folder / "part.xml").rename(folder / "times.xml")
-        data = coverage.CoverageData(str(folder / ".coverage"))
-        data.read()
-        self._lines = {
-            str(Path(file).relative_to(folder)): data.contexts_by_lineno(file)
-            for file in data.measured_files()
-        }
-        cases = xml.etree.ElementTree.parse(folder / "times.xml").iter("testcase")
-        self._seconds = {f"{c.get('classname')}.{c.get('name')}": float(c.get("time", 0)) for c in cases}
-
-    def of(self, mutant: Mutant) -> list[str]:
-        """The tests of a mutant, the shortest first."""
-        lines = self._lines.get(mutant.file, {})
-        contexts = set(lines.get(mutant.line, []))
-        if contexts == {""}:  # at import: a constant, a default
-            contexts = {context for line in lines.values() for context in line}
-        tests = {context.partition("|")[0] for context in contexts if context}
-        part = mutant.file.removeprefix(f"{LIBRARY}/")
-        others = [file for start, files in IN_PROCESSES.items() if part.startswith(start) for file in files]
-        return [*sorted(tests, key=self._time), *others]
-
-    def _time(self, test: str) -> float:
-        file, _, name = test.partition("::")
-        return self._seconds.get(f"{file.removesuffix('.py').replace('/', '.')}.{name}", 0.0)
-
-
-def outcome(mutant: Mutant, tests: list[str], folder: Path, most_seconds: float) -> str:
-    """``killed``, ``survived``, ``too slow`` (the tests did not end) or ``not run`` (by no test)."""
-    if not tests:
-        return "not run"
+def outcome(mutant: Mutant, tests: tuple[str, ...], folder: Path, most_seconds: float) -> str:
+    """``killed``, ``survived`` or ``too slow``: the tests did not end."""
     path = folder / mutant.file
     data = path.read_bytes()
     path.write_bytes(data[: mutant.start] + mutant.new.encode() + data[mutant.end :])
@@ -234,10 +209,10 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path, most_seconds: float)
         code = _run(tests, folder, most_seconds)
     finally:
         path.write_bytes(data)
-    return {0: "survived", 5: "not run", -signal.SIGKILL: "too slow"}.get(code, "killed")
+    return {0: "survived", -signal.SIGKILL: "too slow"}.get(code, "killed")
 
 
-def _run(tests: list[str], folder: Path, most_seconds: float) -> int:
+def _run(tests: tuple[str, ...], folder: Path, most_seconds: float) -> int:
     """The exit code of the tests, in a fork of this process."""
     if not (child := os.fork()):
         os.setsid()  # so that its own processes can be stopped with it
@@ -267,15 +242,20 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def choose(root: Path, count: int, seed: int, modules: list[str]) -> list[Mutant]:
-    """``count`` mutants of each module, at random; the choice of a mutant depends on its own line only."""
-    chosen: list[Mutant] = []
-    for module in modules:
-        path = root / LIBRARY / module
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        every = [drawn for file in files for drawn in _draws(file.relative_to(root), file.read_text(), seed)]
-        chosen += [mutant for _, mutant in sorted(every)[:count]]
-    return chosen
+def choose(root: Path, count: int, seed: int, areas: list[str]) -> Iterator[tuple[str, Mutant]]:
+    """``count`` mutants of each area, at random; the choice of a mutant depends on its own line only."""
+    for area in areas:
+        file = LIBRARY / AREAS[area].file
+        source = (root / file).read_text()
+        names = AREAS[area].functions.split()
+        lines = {
+            line
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef) and (node.name in names or not names)
+            for line in range(node.lineno, (node.end_lineno or 0) + 1)
+        }
+        drawn = sorted(draw for draw in _draws(file, source, seed) if draw[1].line in lines)
+        yield from ((area, mutant) for _, mutant in drawn[:count])
 
 
 def _draws(file: Path, source: str, seed: int) -> Iterator[tuple[str, Mutant]]:
@@ -292,9 +272,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("mutants"), help="copy and results; %(default)s")
-    parser.add_argument("--count", type=int, default=30, help="mutants of each module; %(default)s")
+    parser.add_argument("--count", type=int, default=20, help="mutants of each area; %(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modules", nargs="+", default=MODULES, metavar="MODULE")
+    parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=AREAS, metavar="AREA")
     args = parser.parse_args()
     folder = args.folder.resolve()
     copy, clean, results = folder / "copy", folder / "clean", folder / "mutants.jsonl"
@@ -302,23 +282,25 @@ def main() -> None:
         shutil.copytree(CHECKOUT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT, folder.name))
         shutil.copytree(copy / LIBRARY, clean / LIBRARY)
     shutil.copytree(clean, copy, dirs_exist_ok=True)  # a run that was stopped may have left a mutant
-    tests = Tests(copy)
     done = dict(map(json.loads, results.read_text().splitlines())) if results.exists() else {}
     for module in IMPORTED:
         importlib.import_module(module)
-    chosen = [*reviewed(clean), *choose(clean, args.count, args.seed, args.modules)]
-    chosen = [*{(m.file, m.end, m.old.strip()): m for m in chosen}.values()]  # no place twice
-    for mutant in chosen[:: args.count]:
-        if outcome(mutant._replace(new=mutant.old), tests.of(mutant), copy, most_seconds=900) == "killed":
-            sys.exit(f"the tests of {mutant.file}, line {mutant.line}, fail without any change")
-    for number, mutant in enumerate(chosen, 1):
-        if mutant.name not in done:
-            done[mutant.name] = outcome(mutant, tests.of(mutant), copy, most_seconds=900)
+    pairs = [*reviewed(clean), *choose(clean, args.count, args.seed, args.areas)]
+    chosen = [pair for pair in pairs if pair[0] in args.areas]
+    for number, (area, mutant) in enumerate(chosen, 1):
+        tests, key = AREAS[area].tests, f"{area}: {mutant.name}"
+        if area not in done:  # the tests of the library as it is
+            done[area] = outcome(mutant._replace(new=mutant.old), tests, copy, most_seconds=900)
+            if done[area] != "survived":
+                sys.exit(f"the tests of {area} fail without any change")
+        if key not in done:
+            done[key] = outcome(mutant, tests, copy, most_seconds=900)
             with results.open("a") as file:
-                print(json.dumps([mutant.name, done[mutant.name]]), file=file)
-            print(f"{number} of {len(chosen)}: {done[mutant.name]:9} {mutant.name}", flush=True)
-    counts = Counter(done[mutant.name] for mutant in chosen)
-    print(f"{len(chosen)} mutants: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+                print(json.dumps([key, done[key]]), file=file)
+            print(f"{number} of {len(chosen)}: {done[key]:9} {key}", flush=True)
+    for area in args.areas:
+        counts = Counter(done[f"{area}: {mutant.name}"] for own, mutant in chosen if own == area)
+        print(f"{area}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
 
 
 if __name__ == "__main__":

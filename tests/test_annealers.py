@@ -285,7 +285,7 @@ def test_equal_seeds_give_equal_samples():
 def test_the_first_read_is_the_descent_of_the_layer_solver():
     problem = random_problem(40, 50, 1, seed=0, dtype=torch.float64)
     sample = BlockDescentSampler().sample(problem.to_bqm(0), num_sweeps=3).record.sample[0]
-    solver = BlockDescentSolver(num_sweeps=3, num_reads=1, block_size=1)
+    solver = BlockDescentSolver(num_sweeps=3, num_reads=1)
     assert solver.solve(problem).spins[:, 0].tolist() == sample.tolist()
 
 

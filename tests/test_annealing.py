@@ -6,36 +6,37 @@ import dimod
 import numpy as np
 import pytest
 import torch
+from helpers import computed_by
 
-from spingrad.kernels.descent import HAS_NUMBA, logistic
+from spingrad.kernels import cpu, plain
+from spingrad.kernels.compiled import HAS_NUMBA
 from spingrad.solvers import AnnealingSampler, AnnealingSolver, BlockDescentSolver, DimodSolver, ExactSolver
-from spingrad.solvers import annealing as module
+from spingrad.solvers.annealing import logistic
 from spingrad.testing import check_solver, random_problem
 
-BACKENDS = ["torch", *(["kernel"] if HAS_NUMBA else [])]
+KERNELS = [plain, *([cpu] if HAS_NUMBA else [])]
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(module, "has_kernel", lambda *_: False)
-    return request.param
+@pytest.fixture(params=KERNELS, ids=lambda module: module.__name__.rpartition(".")[2])
+def kernels(request):
+    with computed_by(request.param):
+        yield request.param
 
 
-def test_the_contract_holds_in_the_kernel_and_in_torch(backend):
+def test_the_contract_holds_in_numba_and_in_torch(kernels):
     check_solver(AnnealingSolver(num_reads=3, num_sweeps=4))
 
 
-def test_narrow_layers_are_solved_to_the_proven_optimum(backend):
+def test_narrow_layers_are_solved_to_the_proven_optimum(kernels):
     problem = random_problem(12, 24, 40, seed=1)
     exact = ExactSolver().solve(problem)
     assert bool(exact.info["proved"].all())
-    spins = AnnealingSolver(*((100, 20) if backend == "torch" else ())).solve(problem).spins
+    spins = AnnealingSolver(*((100, 20) if kernels is plain else ())).solve(problem).spins
     best, found = (problem.double().energy(own.double()) for own in (exact.spins, spins))
     assert float((found <= best + 1e-6).float().mean()) >= 0.95
 
 
-def test_a_wide_layer_ends_lower_than_restarted_descent(backend):
+def test_a_wide_layer_ends_lower_than_restarted_descent(kernels):
     problem = random_problem(16, 200, 33, seed=2)
     descent = BlockDescentSolver(num_sweeps=50, num_reads=8).solve(problem).energy
     assert AnnealingSolver().solve(problem).energy.mean() < descent.mean()
@@ -62,7 +63,7 @@ def test_the_number_of_threads_changes_nothing():
     assert torch.equal(*found)
 
 
-def test_other_seeds_give_other_spins(backend):
+def test_other_seeds_give_other_spins(kernels):
     problem = random_problem(40, 80, 8, seed=4)
     found = [AnnealingSolver(1, 1).solve(problem, seed=seed).spins for seed in (1, 2)]
     assert not torch.equal(*found)

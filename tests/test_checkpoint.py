@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import time
+import tracemalloc
 import warnings
 from collections import Counter, OrderedDict
 from contextlib import suppress
@@ -18,19 +19,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 from workers import _work, run_workers
 
 import spingrad.checkpoint
-from spingrad import QPSBGD, BinaryLinear, Checkpoint, binary_parameters, real_parameters
-from spingrad._state import PackedState, unpacked
-from spingrad.distributed import DistributedQPSBGD
+from spingrad import QPSBGD, BinaryLinear, binary_parameters, real_parameters
+from spingrad._files import read_records, to_records
+from spingrad._state import PackedState, read_state
+from spingrad.checkpoint import Checkpoint
 
 
 class Run:
     """A small run with most of what a script has: two optimizers, schedules, a scaler, noise, dropout."""
 
-    def __init__(self, group=None, reduction=None, width=12):
+    def __init__(self, group=None, ranks=None, width=12):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
@@ -38,10 +41,11 @@ class Run:
             BinaryLinear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Hardtanh(), nn.Linear(width, 3)
         )
         own = binary_parameters(self.model)
-        if reduction:
-            self.binary = DistributedQPSBGD(own, lr=1e-2, reduction=reduction, group=group)
+        if ranks:
+            self.binary = QPSBGD(own, lr=1e-2, ranks=ranks, group=group)
         else:
             self.binary = QPSBGD(own, lr=1e-2)
+        self.replica = DistributedDataParallel(self.model) if ranks == "together" else self.model
         self.real = torch.optim.Adam([weight for _, weight in real_parameters(self.model)], lr=1e-2)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
         self.schedules = CosineAnnealingLR(self.binary, 20), MultiStepLR(self.real, [2, 4])
@@ -56,7 +60,7 @@ class Run:
         rows = np.random.permutation(24)[:8]  # noqa: NPY002
         x = torch.randn(24, 8)[rows] + random.random()
         y = torch.randint(3, (8,))
-        loss = nn.functional.cross_entropy(self.model(x[share]), y[share])
+        loss = nn.functional.cross_entropy(self.replica(x[share]), y[share])
         self.real.zero_grad()
         self.binary.zero_grad()
         self.scaler.scale(loss).backward()
@@ -68,8 +72,8 @@ class Run:
     def state(self):
         """Everything that decides how the run goes on, as one number."""
         parts = {name: part.state_dict() for name, part in self.parts().items()}
-        parts |= {"random": spingrad.checkpoint._random_state()}
-        return PackedState(parts, "run").digest()
+        parts |= {"random": spingrad.checkpoint._RandomState().state_dict()}
+        return PackedState(parts).digest()
 
 
 def saved(folder, *steps):
@@ -93,8 +97,16 @@ def resumed(folder):
     return step, run, " ".join(str(one.message) for one in told)
 
 
-def names(folder):
-    return sorted(path.name for path in Path(folder).iterdir())
+def steps(folder):
+    """The steps of the saves in a folder, complete or not, oldest first."""
+    return [
+        spingrad.checkpoint._place(path)[0] for path in Checkpoint(folder, x=nn.Identity())._generations()
+    ]
+
+
+def generation(folder, step):
+    """The folder of the last save of a step."""
+    return max(folder.glob(f"step-{step:09}.*"), key=spingrad.checkpoint._place)
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_and_two_generations_are_kept(tmp_path):
@@ -105,7 +117,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_two_generations_are_kept(tmp_path
     for _ in range(5):
         whole.step()
     end = whole.state()
-    assert names(folder) == ["step-000000002", "step-000000003"]
+    assert steps(folder) == [2, 3]
     step, run, told = resumed(folder)
     assert (step, told) == (3, "")
     assert run.state() == states[3]
@@ -114,7 +126,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_two_generations_are_kept(tmp_path
     assert run.state() == end
 
 
-def test_a_state_of_any_form_comes_back_as_it_was():
+def test_a_state_of_any_form_comes_back_as_it_was(tmp_path):
     state = {
         "numbers": [1, -0.0, float("inf"), 2**80, True, None, "ä\ud800"],
         3: (torch.float16, b"\0\1", b"", {1, 2}, frozenset("a"), torch.Size([1, 2])),
@@ -131,7 +143,9 @@ def test_a_state_of_any_form_comes_back_as_it_was():
         ],
     }
     state["model"] = nn.BatchNorm1d(2).state_dict()
-    back = unpacked(bytearray().join(PackedState(state, "x").chunks()))
+    (tmp_path / "state").write_bytes(b"".join(PackedState(state).chunks()))
+    with open(tmp_path / "state", "rb") as file:
+        back = read_state(file)
     assert back["numbers"] == state["numbers"]
     assert str(back["numbers"][1]) == "-0.0"
     assert back[3] == state[3]
@@ -159,19 +173,17 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_last_checkpoint(tmp_path):
 
     saved(tmp_path, 1)
     for state in (Part(), nn.Linear(2, 2, device="meta")):
-        with pytest.raises(
-            TypeError, match=r"^part\['state'\]\['(_extra_state'\]\['hook'|weight')\] is a .*Expected"
-        ):
+        with pytest.raises(TypeError, match=r"^part\.(_extra_state\.hook|weight) is a .*Expected"):
             Checkpoint(tmp_path, part=state).save(2)
     assert resumed(tmp_path)[0::2] == (1, "")
-    assert names(tmp_path) == ["step-000000001"]
+    assert steps(tmp_path) == [1]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
 def test_flipped_bits_and_truncated_files_are_reported_and_the_generation_before_is_loaded(tmp_path, count):
     _, states = saved(tmp_path, 1, 2)
     chance = random.Random(count)
-    files = sorted((tmp_path / "step-000000002").iterdir())
+    files = sorted(generation(tmp_path, 2).iterdir())
     run = Run()
     for i in range(count):
         path = files[i % len(files)]
@@ -182,7 +194,7 @@ def test_flipped_bits_and_truncated_files_are_reported_and_the_generation_before
             place = chance.randrange(len(good))
             bad = good[:place] + bytes([good[place] ^ 1 << chance.randrange(8)]) + good[place + 1 :]
         path.write_bytes(bad)
-        with pytest.warns(UserWarning, match=f"step-000000002 is left out: {re.escape(path.name)} "):
+        with pytest.warns(UserWarning, match=rf"step-000000002\.1-\w+ is left out: .*{re.escape(path.name)}"):
             assert Checkpoint(tmp_path, **run.parts()).load() == 1
         path.write_bytes(good)
     assert run.state() == states[1]
@@ -191,39 +203,41 @@ def test_flipped_bits_and_truncated_files_are_reported_and_the_generation_before
 
 def test_lost_files_longer_files_and_an_empty_newer_folder_are_reported(tmp_path):
     _, states = saved(tmp_path, 1, 2)
-    (tmp_path / "step-000000007").mkdir()
+    (tmp_path / "step-000000007.1-0123456789ab").mkdir()
     step, run, told = resumed(tmp_path)
     assert (step, run.state()) == (2, states[2])
-    assert "step-000000007 is left out: it is incomplete: it has no manifest.json" in told
-    model = next((tmp_path / "step-000000002").glob("model.*"))
-    os.truncate(model, 2**40)  # sparse: nobody reads this much
+    assert "step-000000007.1-0123456789ab is left out: it is incomplete: it has no manifest.jsonl" in told
+    file = generation(tmp_path, 2) / "rank-0.safetensors"
+    os.truncate(file, 2**40)  # sparse: nobody reads this much
     step, run, told = resumed(tmp_path)
     assert (step, run.state()) == (1, states[1])
-    assert f"{model.name} has {2**40} bytes, expected at most" in told
-    model.unlink()
-    assert f"{model.name} cannot be read" in resumed(tmp_path)[2]
-    (tmp_path / "step-000000001").rename(tmp_path / "step-000000009")
+    assert f"{file.name} has {2**40} bytes, expected " in told
+    file.unlink()
+    assert f"No such file or directory: '{file}'" in resumed(tmp_path)[2]
+    generation(tmp_path, 1).rename(tmp_path / "step-000000009.1-0123456789ab")
     with (
         pytest.warns(UserWarning, match="left out"),
         pytest.raises(
-            RuntimeError, match=r"no checkpoint .* intact \(step-000000009: .* that of step 1; step-"
+            RuntimeError, match=r"no checkpoint .* intact \(step-000000009\.\S+: .* that of step 9; step-"
         ),
     ):
         Checkpoint(tmp_path, **Run().parts()).load()
 
 
-def test_a_run_that_fell_back_goes_on_saving_and_keeps_only_what_is_intact(tmp_path):
+def test_a_run_that_fell_back_goes_on_saving_and_removes_nothing_that_is_intact(tmp_path):
     saved(tmp_path, 1, 3)
-    next((tmp_path / "step-000000003").glob("model.*")).unlink()
+    (generation(tmp_path, 3) / "rank-0.safetensors").unlink()
     run = Run()
     checkpoint = Checkpoint(tmp_path, **run.parts())
-    with pytest.raises(ValueError, match="already holds step-000000003, which is newer than step 2"):
+    with pytest.raises(ValueError, match=r"already holds step-000000003\.\S+, which is newer than step 2"):
         checkpoint.save(2)
-    with pytest.warns(UserWarning, match="model"):
+    with pytest.warns(UserWarning, match="rank-0"):
         assert checkpoint.load() == 1
-    run.step()
-    checkpoint.save(2)
-    assert names(tmp_path) == ["step-000000001", "step-000000002"]
+    for step, left in ((2, [1, 2, 3]), (3, [2, 3, 3]), (4, [3, 4])):
+        run.step()
+        checkpoint.save(step)
+        assert steps(tmp_path) == left
+        assert resumed(tmp_path)[0] == step
 
 
 class Crash(BaseException):
@@ -238,7 +252,7 @@ def test_the_first_save_that_did_not_finish_is_no_checkpoint(tmp_path, monkeypat
     with pytest.raises(Crash):
         saved(tmp_path, 1)
     step, _, told = resumed(tmp_path)
-    assert (step, names(tmp_path)) == (0, ["step-000000001"])
+    assert (step, steps(tmp_path)) == (0, [1])
     assert "incomplete" in told
 
 
@@ -246,22 +260,22 @@ def test_the_first_save_that_did_not_finish_is_no_checkpoint(tmp_path, monkeypat
 def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_what_was_there(tmp_path, monkeypatch):
     run, states = saved(tmp_path, 1)
     for step in (1, 2):
-        for full in ("model", "random"):
+        for full, named in (("rank-0", "rank-0.safetensors"), (".spingrad-", "manifest.jsonl")):
 
             def open_full(path, flags, *mode, full=full, really=os.open):
-                is_full = f"/{full}." in str(path) and flags & os.O_CREAT
+                is_full = f"/{full}" in str(path) and flags & os.O_CREAT
                 return really("/dev/full", os.O_WRONLY) if is_full else really(path, flags, *mode)
 
             with monkeypatch.context() as patch:
                 patch.setattr(os, "open", open_full)
-                with pytest.raises(OSError, match=rf"No space left on device: '.*/{full}\.\w+\.state'"):
+                with pytest.raises(OSError, match=f"No space left on device: '.*/{named}'"):
                     Checkpoint(tmp_path, **run.parts()).save(step)
-            assert names(tmp_path) == ["step-000000001"]
-            assert len(names(tmp_path / "step-000000001")) == len(run.parts()) + 2
+            assert steps(tmp_path) == [1]
+            assert len(list(generation(tmp_path, 1).iterdir())) == 2
     assert resumed(tmp_path)[1].state() == states[1]
 
 
-def test_the_same_step_twice_is_replaced_at_once(tmp_path, monkeypatch):
+def test_of_two_saves_of_a_step_the_later_one_is_loaded(tmp_path, monkeypatch):
     run, states = saved(tmp_path, 1)
     run.step()
     with monkeypatch.context() as patch:  # the second save dies just before it counts
@@ -269,32 +283,27 @@ def test_the_same_step_twice_is_replaced_at_once(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             Checkpoint(tmp_path, **run.parts()).save(1)
     assert resumed(tmp_path)[1].state() == states[1]
-    Checkpoint(tmp_path, **run.parts()).save(1)
-    assert resumed(tmp_path)[1].state() == run.state()
-    manifest, *files = sorted((tmp_path / "step-000000001").iterdir(), key=lambda path: path.suffix)
-    assert manifest.name == "manifest.json"
-    assert len(files) == len(run.parts()) + 1
+    for _ in range(11):  # the eleventh comes after the second, and not after the first
+        Checkpoint(tmp_path, **run.parts()).save(1)
+        assert resumed(tmp_path)[1].state() == run.state()
+        run.step()
+    assert steps(tmp_path) == [1, 1]
 
 
-def test_a_folder_with_files_of_others_is_refused_and_untouched(tmp_path):
-    foreign = [
-        "notes.txt",
-        "step-1/x",
-        "step-000000001/notes.txt",
-        "step-000000001/manifest.json/x",
-        "step-x/a",
-    ]
-    for i, name in enumerate(foreign):
-        folder = tmp_path / str(i)
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text("mine")
-        checkpoint = Checkpoint(folder, **Run().parts())
-        with pytest.raises(FileExistsError, match="is no part of a checkpoint"):
-            checkpoint.load()
-        with pytest.raises(FileExistsError, match="is no part of a checkpoint"):
-            checkpoint.save(5)
-        assert [path for path in folder.rglob("*") if path.is_file()] == [folder / name]
-        assert (folder / name).read_text() == "mine"
+def test_files_of_others_are_left_alone_and_do_not_block_a_folder(tmp_path):
+    inside = generation(saved(tmp_path, 1) and tmp_path, 1)
+    foreign = [".nfs0000000001", ".DS_Store", "notes.txt", "lost+found/x", "step-1/x", "step-000000009/x"]
+    foreign = [tmp_path / name for name in foreign] + [inside / ".nfs02", inside / "manifest.jsonl.bak"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (tmp_path / "step-000000009.1-0123456789ab").symlink_to(tmp_path / "lost+found")
+    assert resumed(tmp_path)[0::2] == (1, "")
+    for step in (2, 3, 4):
+        Checkpoint(tmp_path, **Run().parts()).save(step)
+    assert resumed(tmp_path)[0::2] == (4, "")
+    assert all(path.read_text() == "mine" for path in foreign)
+    assert sorted(path.name for path in inside.iterdir()) == [".nfs02", "manifest.jsonl.bak"]
     (tmp_path / "file").write_text("mine")
     with pytest.raises(NotADirectoryError):
         Checkpoint(tmp_path / "file", model=Run().model).save(1)
@@ -320,21 +329,23 @@ def test_a_mismatch_changes_nothing(tmp_path):
             other | {"model": Run(width=9).model}
         ),
         "and missing here": other | {"model": fresh.model[0]},
-        "model: 0.weight is float32 of shape (12, 8) in the checkpoint and float64": (
+        "0.weight is float32 of shape (12, 8) in the checkpoint and float64": (
             other | {"model": Run().model.double()}
         ),
-        "weight 0 of group 0": other | {"real": torch.optim.Adam(weights[::-1])},
-        "2 here": other | {"real": torch.optim.Adam([{"params": weights[:2]}, {"params": weights[2:]}])},
-        "group 0 has the settings": other | {"real": torch.optim.SGD(weights, lr=0.1)},
-        "real: it was saved as an optimizer and is a model": other | {"real": fresh.model},
-        "expected ['model']": {"model": fresh.model},
+        "real: weight 0 is float32 of shape": other | {"real": torch.optim.Adam(weights[::-1])},
+        "different number of parameter groups": (
+            other | {"real": torch.optim.Adam([{"params": weights[:2]}, {"params": weights[2:]}])}
+        ),
+        "of another optimizer than SGD": other | {"real": torch.optim.SGD(weights, lr=0.1)},
+        "real: 0.weight is missing in the checkpoint": other | {"real": fresh.model},
+        "scaler: itself is there in the checkpoint and missing here": {"model": fresh.model},
     }
     for message, parts in cases.items():
-        before = {name: PackedState(part.state_dict(), name).digest() for name, part in parts.items()}
+        before = {name: PackedState(part.state_dict()).digest() for name, part in parts.items()}
         chance = torch.get_rng_state()
-        with pytest.raises(ValueError, match=f"{re.escape(message)}.*Nothing was loaded"):
+        with pytest.raises(ValueError, match=re.escape(message)):
             Checkpoint(tmp_path / "run", **parts).load()
-        assert {name: PackedState(part.state_dict(), name).digest() for name, part in parts.items()} == before
+        assert {name: PackedState(part.state_dict()).digest() for name, part in parts.items()} == before
         assert torch.equal(torch.get_rng_state(), chance)
 
     Checkpoint(tmp_path / "picky", picky=Picky(), model=run.model, real=run.real).save(1)
@@ -349,10 +360,12 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path):
         Checkpoint(tmp_path)
     with pytest.raises(TypeError, match="state_dict"):
         Checkpoint(tmp_path, model=3)
+    with pytest.raises(ValueError, match="a part needs a name"):
+        Checkpoint(tmp_path, **{"": nn.Linear(1, 1)})
     with pytest.raises(ValueError, match="random"):
         Checkpoint(tmp_path, random=nn.Linear(1, 1))
     for step in (-1, True, 1.5):
-        with pytest.raises((ValueError, TypeError), match="step is the number"):
+        with pytest.raises((ValueError, TypeError), match="step is a whole number"):
             Checkpoint(tmp_path, model=nn.Linear(1, 1)).save(step)
 
 
@@ -373,12 +386,12 @@ def test_everything_is_on_disk_before_the_manifest_and_that_before_anything_is_r
     watch(os, "replace", lambda source, target: str(target))
     watch(Path, "unlink", lambda path, *_: str(path))
     Checkpoint(tmp_path / "run", **run.parts()).save(3)
-    target = tmp_path / "run" / "step-000000003"
-    replaced = events.index(("replace", str(target / "manifest.json")))
+    target = generation(tmp_path / "run", 3)
+    replaced = events.index(("replace", str(target / "manifest.jsonl")))
     removed = next(i for i, (name, _) in enumerate(events) if name == "unlink")
     before = {path for name, path in events[:replaced] if name == "fsync"}
     after = {path for name, path in events[replaced:removed] if name == "fsync"}
-    assert {str(path) for path in target.glob("*.state")} | {str(target), str(target.parent)} <= before
+    assert {str(path) for path in target.glob("*.safetensors")} | {str(target), str(target.parent)} <= before
     assert any(".spingrad-" in path for path in before)  # the manifest, before it has its name
     assert {str(target), str(target.parent)} <= after
 
@@ -388,7 +401,7 @@ def test_a_crash_before_any_change_on_disk_leaves_the_old_state_or_the_new_one(t
     run, states = saved(tmp_path / "run", 1, 2)
     run.step()
     old, new = states[2], run.state()
-    chance = spingrad.checkpoint._random_state()
+    chance = spingrad.checkpoint._RandomState().state_dict()
     left = 0
 
     def crash_in_time(change):
@@ -405,7 +418,7 @@ def test_a_crash_before_any_change_on_disk_leaves_the_old_state_or_the_new_one(t
     for count in itertools.count():
         folder, left = tmp_path / str(count), count
         shutil.copytree(tmp_path / "run", folder)
-        spingrad.checkpoint._set_random_state(chance)
+        spingrad.checkpoint._RandomState().load_state_dict(dict(chance))
         checkpoint = Checkpoint(folder, **run.parts())
         with monkeypatch.context() as patch, suppress(Crash):
             patch.setattr(os, "fsync", crash_in_time(lambda _: None))
@@ -420,7 +433,7 @@ def test_a_crash_before_any_change_on_disk_leaves_the_old_state_or_the_new_one(t
         if left >= 0:
             break
     assert found == [old] * found.count(old) + [new] * found.count(new)
-    assert found.count(old) > 10
+    assert found.count(old) > 5
     assert found.count(new) > 5
 
 
@@ -429,45 +442,79 @@ class Evil:
         return Path.touch, (Path(os.environ["EVIL"]),)
 
 
+def forged_state(described, place=(0, 8), version=3):
+    """A file of eight bytes of data, with any description."""
+    signed = json.dumps({"version": version, "state": described})
+    header = {"__metadata__": {"spingrad state": signed}}
+    header["x"] = {"dtype": "U8", "shape": [8], "data_offsets": list(place)}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(8)
+
+
+@pytest.mark.needs("safetensors")
+def test_a_state_is_a_safetensors_file_and_takes_the_memory_of_its_tensors(tmp_path):
+    from safetensors.torch import load_file
+
+    model = nn.Sequential(nn.Linear(500, 2000), nn.BatchNorm1d(2000))
+    Checkpoint(tmp_path, model=model).save(1)
+    (path,) = tmp_path.glob("step-*/rank-0.safetensors")
+    tensors = load_file(path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(tensors[f"model.{name}"], value)
+    size = path.stat().st_size
+    tracemalloc.start()
+    with open(path, "rb") as file:
+        read_state(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{size:,} bytes are read with {peak:,}, {peak / size:.2f} of them")
+    assert peak < 1.2 * size
+
+
 def test_a_pickle_with_the_right_checksum_is_refused_and_not_run(tmp_path, monkeypatch):
     monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
     _, states = saved(tmp_path / "run", 1, 2)
-    manifest = tmp_path / "run" / "step-000000002" / "manifest.json"
-    content = json.loads(manifest.read_text())["content"]
+    manifest = generation(tmp_path / "run", 2) / "manifest.jsonl"
+    (content,) = read_records(manifest)
     torch.save({"state": Evil()}, tmp_path / "evil.pt")
-    header = next(PackedState({}, "x").chunks())
     forged = {
         "pickle": pickle.dumps({"state": Evil()}),
         "torch.save": (tmp_path / "evil.pt").read_bytes(),
-        "beyond the end": header[:17] + b'\x2b\0\0\0\0\0\0\0{"tensor":["float32",[9999999],[1],0]}     ',
-        "no dtype": header[:17] + b'\x27\0\0\0\0\0\0\0{"tensor":["load",[0],[1],0]}          ',
-        "no kind": header[:17] + b'\x0c\0\0\0\0\0\0\0{"eval":"1"}',
         "empty": b"",
+        "longer": (2**25).to_bytes(8, "little") + b"{}",
+        "deep": (10**5).to_bytes(8, "little") + b"[" * 10**5,
+        "beyond the end": forged_state({"tensor": ["x", "uint8", [9], [1]]}, [0, 9]),
+        "a hole": forged_state({"tensor": ["x", "uint8", [4], [1]]}, [4, 8]),
+        "negative": forged_state({"tensor": ["x", "uint8", [-8], [1]]}),
+        "twice": forged_state([{"tensor": ["x", "uint8", [8], [1]]}, {"bytes": "x"}]),
+        "no dtype": forged_state({"tensor": ["x", "load", [8], [1]]}),
+        "no kind": forged_state({"eval": "1"}),
+        "no place for versions": forged_state({"dict": [[], {"set": []}]}),
+        "no dtype of numpy": forged_state({"numpy": [{"bytes": "x"}, "(,i4", [1], False]}),
+        "objects": forged_state({"numpy": [{"bytes": "x"}, "O", [1], False]}),
+        "a huge stride": forged_state({"tensor": ["x", "uint8", [8], [2**60]]}),
+        "another version": forged_state({"dict": [[], None]}, version=4),
     }
-    for data in forged.values():
-        entry = content["parts"]["model"][0]
-        (manifest.parent / entry["file"]).write_bytes(data)
-        entry |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        manifest.write_bytes(spingrad.checkpoint._with_digest(content))
+    for name, data in forged.items():
+        (manifest.parent / "rank-0.safetensors").write_bytes(data)
+        content["files"] = [[len(data), hashlib.sha256(data).hexdigest()]]
+        manifest.write_bytes(to_records(content))
         step, run, told = resumed(tmp_path / "run")
-        assert (step, run.state()) == (1, states[1])
-        assert "is not a state as spingrad writes it" in told
+        assert (step, run.state()) == (1, states[1]), name
+        assert "is left out" in told
     assert not (tmp_path / "evil").exists()
-    content["parts"]["model"][0]["file"] = "../../evil.pt"
-    manifest.write_bytes(spingrad.checkpoint._with_digest(content))
-    assert "which is no file of a checkpoint" in resumed(tmp_path / "run")[2]
 
 
 def on_two_ranks(rank, size, folder):
     """Many cases in one group; what this rank saw in each."""
     seen = {}
-    run, share = Run(reduction="vote"), slice(4 * rank, 4 * rank + 4)
+    run, share = Run(ranks="vote"), slice(4 * rank, 4 * rank + 4)
     checkpoint = Checkpoint(folder, **run.parts())
     for step in (1, 2):
         run.step(share)
         checkpoint.save(step)
         seen[f"state {step}"] = run.state()
-    seen["files"] = sorted({path.name.split(".")[0] for path in (folder / "step-000000002").iterdir()})
+    seen["files"] = {path.name: path.stat().st_size for path in generation(folder, 2).iterdir()}
 
     def load(parts=None):
         with warnings.catch_warnings(record=True) as told:
@@ -490,13 +537,10 @@ def on_two_ranks(rank, size, folder):
     seen["before"] = run.state()
     seen["refused"] = failure(lambda: load(run.parts() | ({"scaler": Picky()} if rank else {})))
     if rank == 0:
-        next((folder / "step-000000002").glob("binary-rank-1.*")).write_bytes(b"")
+        (generation(folder, 2) / "rank-1.safetensors").write_bytes(b"")
     dist.barrier()
     seen["damaged"] = load()
     seen["other parts"] = failure(lambda: Checkpoint(folder, **{f"model{rank}": run.model}).save(3))
-    if rank == 0:
-        (folder / "notes.txt").touch()
-    seen["foreign"] = failure(lambda: checkpoint.save(3))
     return seen
 
 
@@ -504,24 +548,22 @@ def test_ranks_load_the_newest_generation_that_is_intact_for_all_or_nothing(tmp_
     folder = tmp_path / "run"
     ranks = first, second = run_workers(on_two_ranks, 2, tmp_path, folder)
     # Optimizers with momentum of their own, BatchNorm's statistics; equal seeds, so equal random states.
-    assert "binary-rank-0" in first["files"]
-    assert "binary-rank-1" in first["files"]
-    assert {"scaler", "random", "manifest"} <= set(first["files"])
+    files = first["files"]
+    assert files.keys() == {"manifest.jsonl", "rank-0.safetensors", "rank-1.safetensors"}
+    assert files["rank-1.safetensors"] < files["rank-0.safetensors"]
     for seen in ranks:
         assert seen["loaded"] == [2, seen["state 2"], ""]
         assert seen["other model"][1] == seen["state 2"]
         assert seen["refused"][1] == seen["before"]
         assert seen["damaged"][:2] == [1, seen["state 1"]]
         assert "all ranks have to save the same parts" in seen["other parts"][0]
-        assert "notes.txt, which is no part of a checkpoint" in seen["foreign"][0]
     assert first["other model"][0].startswith(
         "RuntimeError: rank 1 could not take part in the checkpoint: Val"
     )
     assert second["other model"][0].startswith("ValueError: ")
     assert "rank 1 could not take part in the checkpoint: ArithmeticError" in first["refused"][0]
-    assert re.search(r"binary-rank-1\.\w+\.state has 0 bytes, expected \d+", first["damaged"][2])
+    assert re.search(r"rank-1\.safetensors has 0 bytes, expected \d+", first["damaged"][2])
 
-    (folder / "notes.txt").unlink()
     (tmp_path / "alone").mkdir()
     (alone,) = run_workers(load_alone, 1, tmp_path / "alone", folder)
     assert alone["step"] == 2  # what is damaged belongs to rank 1
@@ -529,7 +571,7 @@ def test_ranks_load_the_newest_generation_that_is_intact_for_all_or_nothing(tmp_
 
 
 def load_alone(rank, size, folder):
-    run = Run(reduction="vote")
+    run = Run(ranks="vote")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         return {
@@ -541,10 +583,10 @@ def load_alone(rank, size, folder):
 STEPS = 12
 
 
-def train(rank, size, folder, reduction=None):
+def train(rank, size, folder, ranks=None):
     """The whole run, from where the last life ended, with a checkpoint after every step."""
     torch.set_num_threads(1)
-    run = Run(reduction=reduction)
+    run = Run(ranks=ranks)
     share = torch.arange(8).tensor_split(size)[rank]
     checkpoint = Checkpoint(folder, **run.parts())
     warnings.simplefilter("ignore")  # of a generation that was being written
@@ -557,20 +599,20 @@ def train(rank, size, folder, reduction=None):
 
 def reached(folder):
     """The newest generation, complete or not."""
-    return max([0, *(int(name.removeprefix("step-")) for name in names(folder))]) if folder.exists() else 0
+    return max([0, *steps(folder)])
 
 
-def lives(size, tmp_path, kills, reduction=None):
+def lives(size, tmp_path, kills, ranks=None):
     """Start the run, kill all its processes at a random moment, and again; the states it ends with."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "spingrad.distributed"])
     chance = random.Random(kills)
-    folder = tmp_path / f"run-{size}-{reduction}"
-    whole = run_workers(train, size, tmp_path, tmp_path / f"whole-{size}-{reduction}", reduction)
+    folder = tmp_path / f"run-{size}-{ranks}"
+    whole = run_workers(train, size, tmp_path, tmp_path / f"whole-{size}-{ranks}", ranks)
     for life in range(kills):
         group = tmp_path / f"life-{size}-{life}"
         group.mkdir()
-        args = [(train, rank, size, group, (folder, reduction), 60) for rank in range(size)]
+        args = [(train, rank, size, group, (folder, ranks), 60) for rank in range(size)]
         processes = [context.Process(target=_work, args=own) for own in args]
         for process in processes:
             process.start()
@@ -585,13 +627,13 @@ def lives(size, tmp_path, kills, reduction=None):
             time.sleep(chance.uniform(0, 0.01))
         for process in processes:
             process.join()
-    assert run_workers(train, size, tmp_path, folder, reduction) == whole
+    assert run_workers(train, size, tmp_path, folder, ranks) == whole
 
 
 def test_a_process_killed_at_random_moments_ends_as_if_it_had_never_been(tmp_path):
     lives(1, tmp_path, kills=5)
 
 
-@pytest.mark.parametrize("reduction", ["gather", "vote"])
-def test_two_processes_killed_at_random_moments_end_as_if_they_had_never_been(tmp_path, reduction):
-    lives(2, tmp_path, kills=2, reduction=reduction)
+@pytest.mark.parametrize("ranks", ["together", "vote"])
+def test_two_processes_killed_at_random_moments_end_as_if_they_had_never_been(tmp_path, ranks):
+    lives(2, tmp_path, kills=2, ranks=ranks)

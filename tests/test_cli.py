@@ -75,7 +75,6 @@ def test_onnx_is_written_without_the_packages_that_run_it(to, tmp_path, monkeypa
     ("module", "command", "extra"),
     [
         ("dwave.cloud.testing.mocks", PLAN, "qpu"),
-        ("safetensors", ["export", "net.safetensors", "--to", "c"], "export"),
         ("onnx", ["export", "net.safetensors", "--to", "onnx"], "onnx"),
         ("onnx", ["export", "net.safetensors", "--to", "qonnx"], "onnx"),
     ],

@@ -6,9 +6,6 @@ import pytest
 
 from spingrad import QPSBGD
 from spingrad.baselines import Bop, ProxQuant, SignSGD
-from spingrad.distributed import DistributedQPSBGD
-from spingrad.distributed.gather import Gather
-from spingrad.distributed.vote import Vote
 from spingrad.solvers import (
     AnnealingSampler,
     AnnealingSolver,
@@ -20,13 +17,12 @@ from spingrad.solvers import (
 )
 
 DEFAULTS = {
-    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, whitening=0.0, rank=32, rows='uniform', "
-    "clamp=1.0, seed=0, on_nonfinite='raise', per_rank=False",
-    DistributedQPSBGD: "lr=0.003, reduction='gather', group=None, solver=None, check_every=100",
+    QPSBGD: "lr=0.003, solver=None, target_rms='auto', momentum=0.9, whitening=0.0, rank=16, rows='uniform', "
+    "clamp=1.0, seed=0, on_nonfinite='raise', ranks='together', group=None",
     ProxQuant: "regularization=0.001, optimizer=<class 'torch.optim.adam.Adam'>",
     SignSGD: "lr=0.001, momentum=0.0",
     Bop: "lr=0.001, threshold=1e-07",
-    BlockDescentSolver: "num_sweeps=None, num_reads=None, block_size=None, backend='auto'",
+    BlockDescentSolver: "num_sweeps=None, num_reads=None",
     BlockDescentSampler.sample: "num_reads=1, num_sweeps=100, seed=None",
     AnnealingSolver: "num_reads=None, num_sweeps=None",
     AnnealingSampler.sample: "num_reads=1, num_sweeps=1000, beta_range=None, initial_states=None, seed=None",
@@ -51,7 +47,7 @@ def test_the_defaults_of_the_qpu_stay():
 
     assert defaults(QPUSolver) == (
         "service=None, num_reads=100, fallback=None, block_size=32, num_sweeps=1, "
-        "chain_strength_prefactor=1.414, "
+        "chain_strength_prefactor=1.414, spin_reversal=False, "
         "reverse_schedule=((0.0, 1.0), (5.0, 0.45), (15.0, 0.45), (20.0, 1.0)), reinitialize_state=True, "
         "deadline=600.0, settle=10.0, calls_in_flight=4"
     )
@@ -64,7 +60,7 @@ def test_the_defaults_of_the_qpu_stay():
 
 
 @pytest.mark.parametrize(
-    "solver", [Solver, BlockDescentSolver, ExactSolver, Gather, Vote], ids=lambda solver: solver.__name__
+    "solver", [Solver, BlockDescentSolver, ExactSolver], ids=lambda solver: solver.__name__
 )
 def test_solvers_begin_anywhere_with_the_seed_0(solver):
     assert (defaults(solver.solve), defaults(solver.solve_all)) == ("initial=None, seed=0", "seed=0")

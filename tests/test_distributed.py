@@ -8,17 +8,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from workers import run_workers
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLinear, binary_parameters, real_parameters
-from spingrad.distributed import DistributedQPSBGD, data_parallel
+from spingrad.distributed import data_parallel
 from spingrad.distributed.agreement import Agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
-from spingrad.distributed.gather import Gather
+from spingrad.distributed.handshake import fingerprints
 from spingrad.distributed.vote import Vote
 from spingrad.distributed.wire import Wire, _in_time
 from spingrad.nn.sign import spins_of
 from spingrad.optim.checks import WITHOUT_SKETCH
+from spingrad.optim.ranks import Alone, Together
 from spingrad.solvers import BlockDescentSolver, SignSolver, Solution
 from spingrad.testing import random_problem
 
@@ -70,56 +73,11 @@ def conv():
     return nn.Sequential(*layers, BinaryLinear(144, 10))
 
 
-PASSES = (12, 7, 1, 28)  # rows of each
-AS_PUBLISHED = {"rows": "normalized", "rank": None, "target_rms": None, "momentum": 0.0, "clamp": None}
-CASES = [
-    (mlp, {}),
-    (mlp, {"whitening": 0.125}),
-    (mlp, {"rank": None}),
-    (mlp, AS_PUBLISHED),
-    (conv, {}),
-    (conv, {"rank": None}),
-]
-
-
-def train_passes(rank, size, make, settings, steps):
-    """The weights after steps of four passes each, whoever makes them."""
-    model = make().double()
-    one = QPSBGD if size == 1 else DistributedQPSBGD
-    optimizer = one(binary_parameters(model), lr=1e-2, **settings)
-    x, y = digits(480)
-    for step in range(steps):
-        rows = (torch.arange(48) + 48 * (step % 10)).split(PASSES)
-        own = rows[rank * len(rows) // size : (rank + 1) * len(rows) // size]
-        optimizer.zero_grad()
-        for batch in own:
-            loss = nn.functional.cross_entropy(model(x[batch].double()), y[batch])
-            (loss / len(own)).backward()
-        optimizer.step()
-    return weights(model)
-
-
-def train_all_cases(rank, size, steps):
-    return [train_passes(rank, size, *case, steps) for case in CASES]
-
-
-@pytest.mark.parametrize(
-    ("size", "steps"),
-    [(2, 5), pytest.param(2, 50, marks=pytest.mark.slow), pytest.param(4, 20, marks=pytest.mark.slow)],
-)
-def test_ranks_that_gather_are_one_process_that_accumulates_their_passes(tmp_path, size, steps):
-    alone = train_all_cases(0, 1, steps)
-    for states in run_workers(train_all_cases, size, tmp_path, steps):
-        for case, state, expected in zip(CASES, states, alone, strict=True):
-            assert same([state, expected]), case
-    assert not any(torch.equal(weight, alone[0][name]) for name, weight in weights(mlp().double()).items())
-
-
 def vote_once(rank, size, momentum, known=None):
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", momentum=momentum)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, ranks="vote", momentum=momentum)
     if known:
-        trusted = optimizer.reduction.agreement
+        trusted = optimizer._ranks.vote.agreement
         trusted.agreement, trusted.looks = torch.tensor(known), [9] * size
     x, y = digits(50)
     own = torch.arange(50).tensor_split(size)[rank]
@@ -153,11 +111,14 @@ def normed_conv():
     return conv().insert(2, nn.BatchNorm2d(8))
 
 
-def train_uneven(rank, size, reduction):
+WRAP = {"together": DistributedDataParallel, "vote": data_parallel}
+
+
+def train_uneven(rank, size, ranks):
     """Convolutions, groups, BatchNorm under DDP, accumulation, and a last batch with no row for a worker."""
     model = normed_conv()
-    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction=reduction, momentum=0.5)
-    replica = data_parallel(model)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, ranks=ranks, momentum=0.5)
+    replica = WRAP[ranks](model)
     adam = torch.optim.Adam(real_parameters(model), lr=1e-2)
     x, y = digits(11)
     for batches in ((torch.arange(7), torch.arange(7, 11)), (torch.arange(2), torch.arange(2, 4))):
@@ -173,9 +134,9 @@ def train_uneven(rank, size, reduction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduction", ["gather", "vote"])
-def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, reduction):
-    states = run_workers(train_uneven, 3, tmp_path, reduction)
+@pytest.mark.parametrize("ranks", ["together", "vote"])
+def test_workers_stay_equal_with_ddp_uneven_batches_and_accumulation(tmp_path, ranks):
+    states = run_workers(train_uneven, 3, tmp_path, ranks)
     assert same(states)
     start = normed_conv().state_dict()
     assert not any(torch.equal(start[name], weight) for name, weight in states[0].items())
@@ -191,19 +152,23 @@ class Broken(Liar):
         raise ValueError("no licence")
 
 
-def ask_for_trouble(rank, size, reduction, trouble):
+def ask_for_trouble(rank, size, ranks, trouble):
     """What each worker is told when one of them has no sketch, not a number, or no spins."""
     model = mlp()
     solver = Broken() if trouble == "solver" and rank == 1 else BlockDescentSolver()
-    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction, solver=solver)
+    optimizer = QPSBGD(binary_parameters(model), ranks=ranks, solver=solver)
+    replica = model if ranks == "vote" else DistributedDataParallel(model)
     x, y = digits(12)
     if trouble == "nan" and rank == 1:
         x[4] = torch.nan
-    loss = nn.functional.cross_entropy(model(x[4 * rank : 4 * rank + 4]), y[4 * rank : 4 * rank + 4])
+    loss = nn.functional.cross_entropy(replica(x[4 * rank : 4 * rank + 4]), y[4 * rank : 4 * rank + 4])
     if (trouble == "no sketch" and rank == 1) or trouble == "no sketch anywhere":
         loss.backward(inputs=[weight for _, weight in binary_parameters(model)])
     else:
         loss.backward()
+    if trouble == "no companion" and rank == 1:
+        for _, weight in binary_parameters(model):
+            weight.companion.end()
     try:
         optimizer.step()
     except (RuntimeError, FloatingPointError) as error:
@@ -215,23 +180,24 @@ def ask_for_trouble(rank, size, reduction, trouble):
 
 
 TROUBLES = {
-    "nan": "FloatingPointError: nothing has moved: rank 1 raised FloatingPointError: layer '0': the",
+    "nan": "rank 1 raised FloatingPointError: layer '0': the gradient is not finite",
     "no sketch anywhere": f"rank 0 raised RuntimeError: layer '0': {WITHOUT_SKETCH}",
+    "no companion": f"rank 1 raised RuntimeError: layer '0': {WITHOUT_SKETCH}",
     "solver": "RuntimeError: nothing has moved: rank 1 raised ValueError: no licence",
 }
 
 
-@pytest.mark.parametrize("reduction", ["gather", "vote"])
+@pytest.mark.parametrize("ranks", ["together", "vote"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_trouble_on_one_worker_is_an_error_on_all_and_moves_nothing(tmp_path, reduction, trouble):
-    for told in run_workers(ask_for_trouble, 2, tmp_path, reduction, trouble):
+def test_trouble_on_one_worker_is_an_error_on_all_and_moves_nothing(tmp_path, ranks, trouble):
+    for told in run_workers(ask_for_trouble, 2, tmp_path, ranks, trouble):
         assert TROUBLES[trouble] in told["error"]
         assert not told["moved"]
 
 
-def test_a_gradient_without_a_sketch_of_its_own_counts_where_ranks_gather_and_has_no_vote(tmp_path):
-    gathered = run_workers(ask_for_trouble, 2, tmp_path, "gather", "no sketch")
-    assert [told["error"] for told in gathered] == ["", ""]
+def test_a_gradient_without_a_sketch_of_its_own_counts_under_ddp_and_has_no_vote(tmp_path):
+    together = run_workers(ask_for_trouble, 2, tmp_path, "together", "no sketch")
+    assert [told["error"] for told in together] == ["", ""]
     for told in run_workers(ask_for_trouble, 2, tmp_path, "vote", "no sketch"):
         assert "rank 1 raised RuntimeError: layer '0': it has a gradient, but" in told["error"]
 
@@ -244,7 +210,7 @@ def test_a_unit_without_gradient_anywhere_rests_and_one_with_gradient_somewhere_
 
 def vote_on_some_units(rank, size):
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), reduction="vote")
+    optimizer = QPSBGD(binary_parameters(model), ranks="vote")
     x, _ = digits(12)
     out = model(x[4 * rank : 4 * rank + 4])
     (out[:, 0] if rank else out[:, 0] + out[:, 2]).square().sum().backward()
@@ -270,7 +236,7 @@ class Random(Liar):
 def train_among_liars(rank, size, liars):
     model = mlp()
     solver = liars.get(rank, BlockDescentSolver)()
-    optimizer = DistributedQPSBGD(binary_parameters(model), lr=1e-2, reduction="vote", solver=solver)
+    optimizer = QPSBGD(binary_parameters(model), lr=1e-2, ranks="vote", solver=solver)
     x, y = digits(500)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -346,19 +312,32 @@ def in_threads(size, work):
         return list(pool.map(lambda rank: work(Thread(rank, size, shared, barrier)), range(size)))
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_workers_that_gather_get_the_spins_of_one_machine(size):
-    problems = [random_problem(5, 9, 130, seed=0), random_problem(4, 7, 3, seed=1)]
-    for solutions in in_threads(size, lambda wire: Gather(SignSolver(), wire).solve_all(problems)):
-        for problem, solution in zip(problems, solutions, strict=True):
-            assert torch.equal(solution.spins, SignSolver().solve(problem).spins)
+@pytest.mark.parametrize("size", [1, 3, 17])
+def test_each_rank_solves_a_share_and_all_have_the_spins_of_one(size):
+    models = [conv() for _ in range(size + 1)]
+    optimizers = [QPSBGD(binary_parameters(model), solver=SignSolver()) for model in models]
+    for model in models:
+        nn.functional.cross_entropy(model(digits(8)[0]), digits(8)[1]).backward()
+
+    def solve(rank, ranks):
+        return ranks.solve(optimizers[rank], optimizers[rank].gradients(), 0)[1]
+
+    expected = solve(size, Alone())
+    for answers in in_threads(size, lambda wire: solve(wire.rank, Together(wire))):
+        for (spins, idle), (own, rests) in zip(answers, expected, strict=True):
+            assert torch.equal(spins, own)
+            assert torch.equal(idle, rests)
 
 
 def test_a_vote_is_the_majority_of_the_workers_that_do_not_abstain():
     torch.manual_seed(0)
     own = [[random_problem(5, 9, 7, seed=3 * i + rank) for i in range(2)] for rank in range(3)]
     own = [[replace(problem, idle=torch.rand(7) < 0.4) for problem in problems] for problems in own]
-    found = in_threads(3, lambda wire: Vote(SignSolver(), wire).solve_all(own[wire.rank]))
+
+    def vote(wire):
+        return Vote(wire).decide([SignSolver().solve(problem) for problem in own[wire.rank]], seed=0)
+
+    found = in_threads(3, vote)
     for i in range(2):
         ballots = torch.stack([spins_of(problems[i].H) * ~problems[i].idle for problems in own])
         total = ballots.sum(0)
@@ -369,12 +348,13 @@ def test_a_vote_is_the_majority_of_the_workers_that_do_not_abstain():
 
 
 def test_one_worker_warns_of_suspects_for_all():
-    assert in_threads(3, lambda wire: Vote(SignSolver(), wire).agreement.report) == [True, False, False]
+    assert in_threads(3, lambda wire: Vote(wire).agreement.report) == [True, False, False]
 
 
-def test_a_group_that_is_added_later_takes_part():
+@pytest.mark.parametrize("ranks", ["together", "vote"])
+def test_a_group_that_is_added_later_takes_part(ranks):
     first, second = BinaryLinear(6, 5), BinaryLinear(5, 3)
-    optimizer = DistributedQPSBGD(binary_parameters(first), group=Thread(), solver=SignSolver())
+    optimizer = QPSBGD(binary_parameters(first), group=Thread(), ranks=ranks, solver=SignSolver())
     optimizer.add_param_group({"params": binary_parameters(second)})
     before = second.weight.detach().clone()
     second(first(torch.randn(8, 6))).square().mean().backward()
@@ -424,14 +404,13 @@ def test_a_search_for_lost_ranks_ends_in_time():
 
 def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypatch):
     compared = []
-    fingerprints = "spingrad.distributed.optim.fingerprints"
     monkeypatch.setattr(
-        fingerprints, lambda weights: compared.append(step) or torch.zeros(len([*weights])).long()
+        "spingrad.optim.ranks.fingerprints", lambda of: compared.append(step) or fingerprints(of)
     )
-    for check_every, expected in ((0, {4}), (2, {0, 2, 4}), (3, {0, 3, 4})):
+    for check_every, expected in ((2, {0, 2, 4}), (3, {0, 3, 4})):
+        monkeypatch.setattr("spingrad.optim.ranks.CHECK_EVERY", check_every)
         model = mlp()
-        settings = {"solver": SignSolver(), "check_every": check_every}
-        optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread(), **settings)
+        optimizer = QPSBGD(binary_parameters(model), group=Thread(), ranks="vote", solver=SignSolver())
         compared.clear()
         for step in range(5):
             if step == 4:
@@ -441,11 +420,20 @@ def test_weights_are_compared_in_every_so_many_steps_and_after_loading(monkeypat
         assert set(compared) == expected
 
 
-@pytest.mark.parametrize("reduction", ["gather", "vote"])
-@pytest.mark.parametrize("passes", [0, 1])
-def test_an_empty_batch_on_all_workers_or_zeros_without_a_pass_move_nothing(reduction, passes):
+def test_a_process_group_that_is_younger_than_the_optimizer_is_noticed(monkeypatch):
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), group=Thread(), reduction=reduction)
+    optimizer = QPSBGD(binary_parameters(model))
+    monkeypatch.setattr("spingrad.optim.qpsbgd.ranks_of", lambda ranks, group: Together(Thread()))
+    model(digits(8)[0]).square().mean().backward()
+    optimizer.step()
+    assert type(optimizer._ranks) is Together
+
+
+@pytest.mark.parametrize("ranks", ["together", "vote"])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_an_empty_batch_on_all_workers_or_zeros_without_a_pass_move_nothing(ranks, passes):
+    model = mlp()
+    optimizer = QPSBGD(binary_parameters(model), group=Thread(), ranks=ranks)
     for _, weight in binary_parameters(model):
         weight.grad = torch.zeros_like(weight)
     if passes:
@@ -456,9 +444,11 @@ def test_an_empty_batch_on_all_workers_or_zeros_without_a_pass_move_nothing(redu
 
 
 def test_a_rank_without_rows_abstains_whatever_gradient_it_is_given():
+    models = [mlp() for _ in range(3)]  # before the threads, which share torch's random numbers
+
     def vote(wire):
-        model = mlp()
-        optimizer = DistributedQPSBGD(binary_parameters(model), group=wire, reduction="vote", lr=1e-2)
+        model = models[wire.rank]
+        optimizer = QPSBGD(binary_parameters(model), group=wire, ranks="vote", lr=1e-2)
         x, _ = digits(8 if wire.rank == 0 else 0)
         model(x).square().sum().backward()
         if wire.rank:
@@ -474,70 +464,66 @@ def test_a_rank_without_rows_abstains_whatever_gradient_it_is_given():
     assert same([*in_threads(3, vote), weights(alone)])
 
 
-def test_gather_solves_64_units_at_a_time_each_block_with_a_seed_of_its_own():
-    class Spy(SignSolver):
-        def solve(self, problem, *, seed=0):
-            seen.append((problem.num_units, seed))
-            return super().solve(problem)
-
-    seen = []
-    problem = random_problem(5, 9, 130, seed=0)
-    solution = Gather(Spy(), Thread()).solve(problem)
-    assert torch.equal(solution.spins, SignSolver().solve(problem).spins)
-    assert [units for units, _ in seen] == [64, 64, 2]
-    assert len({seed for _, seed in seen}) == 3
-
-
-@pytest.mark.parametrize("reduction", [Gather, Vote])
+@pytest.mark.parametrize("ranks", ["together", "vote"])
 @pytest.mark.parametrize("value", [0.5, float("nan")])
-def test_a_solver_that_does_not_return_spins_is_refused_before_its_answer_is_sent(reduction, value):
+def test_a_solver_that_does_not_return_spins_is_refused_before_its_answer_is_sent(ranks, value):
     class Constant(SignSolver):
         def solve(self, problem, *, seed=0):
             return Solution(problem, torch.full_like(problem.H, value))
 
-    with pytest.raises(ValueError, match=r"Constant returned spins .* every entry -1 or \+1"):
-        reduction(Constant(), Thread()).solve(random_problem(5, 9, 3, seed=0))
+    model = mlp()
+    optimizer = QPSBGD(binary_parameters(model), group=Thread(), ranks=ranks, solver=Constant())
+    model(digits(8)[0]).square().mean().backward()
+    with pytest.raises(RuntimeError, match=r"Constant returned spins .* every entry -1 or \+1"):
+        optimizer.step()
 
 
-def test_the_state_of_the_solver_goes_through_the_vote():
-    class Stateful(SignSolver):
-        spent = 0
-
-        def state_dict(self):
-            return {"spent": self.spent}
-
-        def load_state_dict(self, state):
-            self.spent = state["spent"]
-
-    before, after = Vote(Stateful(), Thread()), Vote(Stateful(), Thread())
-    before.inner.spent = 7
+def test_the_state_of_a_vote_is_in_that_of_the_optimizer():
+    before, after = (QPSBGD(binary_parameters(mlp()), group=Thread(), ranks="vote") for _ in range(2))
+    before._ranks.vote.agreement.update(torch.tensor([0.7]))
     after.load_state_dict(before.state_dict())
-    assert after.inner.spent == 7
+    assert after._ranks.vote.agreement.looks == [1]
+    alone = QPSBGD(binary_parameters(mlp()))
+    alone.load_state_dict(before.state_dict())
+    after.load_state_dict(alone.state_dict())
+
+
+def test_units_that_lie_in_another_way_than_fully_shard_lays_them_are_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh, model = dist.init_device_mesh("cpu", (1,)), nn.Sequential(BinaryLinear(6, 4))
+        split = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(1)]))
+        model[0].register_parameter("weight", split)
+        with pytest.raises(TypeError, match=r"laid out as .* as fully_shard\(module\) lays them out"):
+            QPSBGD(binary_parameters(model))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_without_a_process_group_the_error_says_how_to_start_one():
     with pytest.raises(RuntimeError, match="torchrun"):
-        DistributedQPSBGD(binary_parameters(mlp()))
+        QPSBGD(binary_parameters(mlp()), ranks="vote")
 
 
-def count_bytes(rank, size, reduction):
+def count_bytes(rank, size, ranks):
     model = mlp()
-    optimizer = DistributedQPSBGD(binary_parameters(model), reduction=reduction)
+    optimizer = QPSBGD(binary_parameters(model), ranks=ranks)
+    replica = WRAP[ranks](model) if ranks == "together" else model
     x, y = digits(60)
     own = torch.arange(60).tensor_split(size)[rank]
-    optimizer.wire.sent = 0
+    optimizer._ranks.wire.sent = 0
     for _ in range(3):
-        nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+        nn.functional.cross_entropy(replica(x[own]), y[own]).backward()
         optimizer.step()
-    return {"bytes": optimizer.wire.sent / 3}
+    return {"bytes": optimizer._ranks.wire.sent / 3}
 
 
 @pytest.mark.slow
-def test_a_vote_sends_two_bits_for_a_weight_and_gather_gradients_sketches_and_spins(tmp_path):
+def test_a_vote_sends_two_bits_for_a_weight_and_ddp_its_gradients_sketches_and_spins(tmp_path):
     bits = -(-(4800 + 6000 + 600) // 8 // 4)  # of the spins that one of four workers counts
-    rest = 16 + 3 + 2  # digests, a flag for each weight, and twice whether all is well
+    rest = 24 + 1  # what is compared, and whether all have solved
     for told in run_workers(count_bytes, 4, tmp_path, "vote"):
-        assert told["bytes"] == 3 * (2 * bits + packed_size(170) + 4 + rest)
-    numbers = 4800 + 6000 + 600 + 129 * (48 + 100 + 60)
-    for told in run_workers(count_bytes, 4, tmp_path, "gather"):
-        assert told["bytes"] == 2 * 3 / 4 * 4 * numbers + 3 * (60 * 100 / 8 + rest)
+        assert told["bytes"] == 3 * (2 * bits + packed_size(170) + 4 + rest + 3 + 1)
+    sketches, share = 129 * (48 + 100 + 60), packed_size(25 * 48 + 15 * 100 + 3 * 60)
+    for told in run_workers(count_bytes, 4, tmp_path, "together"):
+        assert told["bytes"] == 2 * 3 / 4 * 4 * sketches + 3 * (share + rest)

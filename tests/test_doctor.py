@@ -56,6 +56,15 @@ def test_each_thing_that_is_wrong_has_one_line_of_advice_and_the_command_fails(t
     assert "failed: ZeroDivisionError: division by zero" in text
 
 
+@pytest.mark.parametrize(("found", "by"), [(True, "numba"), (False, "torch, slowly")])
+def test_the_report_says_what_sets_single_spins(monkeypatch, found, by):
+    monkeypatch.setattr(doctor, "HAS_NUMBA", found)
+    monkeypatch.setattr(doctor, "HAS_TRITON", False)
+    assert doctor._machine([])["single spins on a CPU"] == f"by {by}"
+    monkeypatch.setattr(doctor, "_devices", lambda: ["MPS"])
+    assert doctor._machine([])["single spins on GPUs"] == "by torch, slowly"
+
+
 @pytest.mark.needs("dwave.cloud")
 def test_a_configuration_in_the_working_folder_is_mentioned(tmp_path):
     (tmp_path / "dwave.conf").write_text("[defaults]\n")

@@ -134,6 +134,25 @@ def test_a_shift_of_the_pixels_is_folded_into_thresholds():
     np.testing.assert_array_equal(packed.classes(x), expected.classes)
 
 
+def test_zeros_around_shifted_pixels_are_zeros_and_not_the_shift():
+    torch.manual_seed(0)
+    layers = BinaryConv2d(1, 8, 3, padding=1), Sign(), nn.Flatten(), BinaryLinear(288, 10)
+    model = nn.Sequential(*layers)
+    x = torch.randint(256, (200, 1, 6, 6), generator=torch.Generator().manual_seed(0))
+    packed = pack(model, (1, 6, 6), scale=1 / 64, shift=-0.5)
+    with torch.no_grad():
+        expected = model(x / 64 - 0.5).argmax(1)
+    np.testing.assert_array_equal(packed.classes(x.numpy().astype(np.uint8)), expected.numpy())
+
+
+def test_sums_that_float32_could_not_hold_are_made_smaller():
+    model = nn.Sequential(BinaryLinear(70_000, 2))
+    nn.init.ones_(model[0].weight)
+    packed = pack(model)
+    sums = packed.sums(np.full((1, 70_000), 255, np.uint8))[-1]  # 255 · 70,000 is more than 2²⁴
+    assert 2**22 < np.abs(sums).max() < 2**24
+
+
 def test_hardtanh_of_a_square_fan_in_is_exact():
     model = made(lambda: nn.Sequential(BinaryLinear(16, 4), nn.Hardtanh(), BinaryLinear(4, 2)))
     inputs = ((np.arange(2**16)[:, None] >> np.arange(16)) & 1) * 2 - 1  # all possible inputs

@@ -195,6 +195,9 @@ def test_memory_is_reused_and_integers_take_as_few_bytes_as_they_need():
 def test_names_that_are_not_identifiers_are_refused():
     with pytest.raises(ValueError, match="C identifier"):
         to_c(packed_network("mlp"), "3d-net")
+    for name in ("stdint", "String", "limits"):
+        with pytest.raises(ValueError, match=f"not be that of a system header, such as <{name.lower()}.h>"):
+            to_c(packed_network("mlp"), name)
 
 
 def test_the_picture_of_the_memory_shows_every_buffer():

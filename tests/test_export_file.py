@@ -18,18 +18,16 @@ from spingrad import BinaryConv2d, BinaryLinear, Sign, sign
 from spingrad._tensors import checksum
 from spingrad.export import PackedFileError, PackedModel, pack
 from spingrad.export.packed import FORMAT
-from spingrad.export.stages import Linear, Threshold
+from spingrad.export.stages import Threshold
 
 pytest.importorskip("safetensors")
 
 
-def test_without_safetensors_saving_and_loading_name_the_extra(monkeypatch, tmp_path):
+def test_files_are_written_and_read_without_safetensors(monkeypatch, tmp_path):
     packed, path = pack(made(SIGN_NETWORKS[0])), tmp_path / "net.safetensors"
-    packed.save(path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    for work in (packed.to_bytes, lambda: PackedModel.load(path)):
-        with pytest.raises(ImportError, match=r"spingrad\[export\]"):
-            work()
+    packed.save(path)
+    assert len(PackedModel.load(path).stages) == len(packed.stages)
 
 
 def parts(content):
@@ -226,18 +224,6 @@ def test_malformed_files_give_a_documented_error_and_take_little_memory(count, m
         x = np.ones((1, *model.shape), np.int8 if model.kind == "int8" else np.uint8)
         model.scores(x, backend="numpy")
     assert max(excess) < 0  # twice the file, a parsed header and an error
-
-
-def test_a_large_file_takes_less_than_twice_its_memory(tmp_path):
-    path = tmp_path / "net.safetensors"
-    bits = np.random.default_rng(0).integers(0, 256, (8_000, 1_000), np.uint8)
-    PackedModel("pixels", (8_000,), (Linear(bits, 8_000),)).save(path)
-    tracemalloc.start()
-    PackedModel.load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert path.stat().st_size > 8_000_000
-    assert peak < 2 * path.stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,19 @@ def test_what_cannot_be_packed_is_named_by_its_path(part, message):
         pack(nn.Sequential(BinaryLinear(4, 8), part, BinaryLinear(8, 2)))
 
 
+def test_a_layer_whose_name_would_be_code_is_refused_and_not_run(tmp_path):
+    for name in ('a"; b', 'a"); open("x', "a\\", "a\nb"):
+        network = nn.Sequential(BinaryLinear(4, 2))
+        network.add_module(name, nn.Flatten())
+        with pytest.raises(
+            ValueError, match="names of layers must not have quotes, backslashes or line ends"
+        ):
+            pack(network)
+    network = nn.Sequential(BinaryLinear(4, 2))
+    network.add_module("it's ä µ", nn.Flatten())
+    pack(network)
+
+
 def small():
     return nn.Sequential(BinaryLinear(12, 24), Sign(), BinaryLinear(24, 4))
 

@@ -2,20 +2,19 @@
 
 import pytest
 import torch
-from helpers import posed, sketch_shape
+from helpers import computed_by, posed, sketch_shape
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spingrad import QPSBGD, BinaryConv2d, BinaryLayer, BinaryLinear, binary_parameters
-from spingrad.kernels import passes
+from spingrad.kernels import passes, plain
 from spingrad.kernels.passes import blended, lengths, move_
 from spingrad.optim.functional import published, scale, weight_of
-from spingrad.scaling import size_of, whitened
+from spingrad.scaling import factor, overlap, size_of, whitened
 from spingrad.sketch import sketch_of
-from spingrad.solvers import BlockDescentSolver
 
 
-def scaled(x, grad, kind="rows", rank=32, target_rms="auto"):
+def scaled(x, grad, kind="rows", rank=16, target_rms="auto"):
     shape = sketch_shape(kind, x.shape[1], grad.shape[1])
     return scale(sketch_of(x, grad, shape, x.dtype, kind, ()), kind, grad.shape[1], rank, target_rms)
 
@@ -108,6 +107,18 @@ def test_a_multiple_of_the_published_gradient_multiplies_the_linear_term(factor)
     torch.testing.assert_close(factors.float(), torch.tensor([factor]))
     with pytest.raises(RuntimeError, match="may only be multiplied by a number"):
         published(sketch, factor * (V.T @ x) + 0.1 * factor)
+
+
+def test_a_published_gradient_that_cancels_to_rounding_keeps_its_linear_term():
+    torch.manual_seed(0)
+    x, V = torch.randn(20, 6), torch.randn(20, 3)
+    x, V = torch.cat([x, 3 * x]), torch.cat([3 * V, -V])  # XᵀV is zero, ZᵀV is not
+    sketch = sketch_of(x, V, sketch_shape("published", 6, 3), x.dtype, "published", ())
+    linear, factors = published(sketch, V.T @ x)
+    assert factors.tolist() == [1.0]
+    torch.testing.assert_close(linear.float(), V.T @ (x / x.square().sum(1, keepdim=True)))
+    with pytest.raises(RuntimeError, match="may only be multiplied by a number"):
+        published(sketch, V.T @ x + 0.1)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -221,15 +232,35 @@ def test_a_step_reads_one_value_back_to_the_host(name, whitening, monkeypatch):
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     model = make()
-    solver = BlockDescentSolver(backend="torch")
-    optimizer = QPSBGD(binary_parameters(model), whitening=whitening, solver=solver)
+    optimizer = QPSBGD(binary_parameters(model), whitening=whitening)
     read_backs = []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read_backs.append(self) or tolist(self))
     for _ in range(3):
         nn.functional.cross_entropy(model(torch.randn(shape)), torch.arange(shape[0]) % 4).backward()
         read_backs.clear()
-        with Reads() as reads:
+        with Reads() as reads, computed_by(plain):
             optimizer.step()
         dropped = sum(layer.groups == 1 for layer in model if isinstance(layer, BinaryLayer))
         assert reads.count + len(read_backs) == 1 + dropped  # empty slots are dropped on a CPU alone
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_the_overlap_of_a_sample_that_is_everything_sums_all_products(rows):
+    sample = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    padded = torch.cat([sample, torch.zeros(4, 5)])  # rows of zeros do not count
+    products = padded @ padded.T
+    expected = rows * products.square().sum() / products.trace() ** 2
+    torch.testing.assert_close(overlap(products, torch.tensor(float(rows))), expected)
+    torch.testing.assert_close(overlap(1e-9 * products, torch.tensor(float(rows))), expected)
+    assert overlap(0 * products, torch.tensor(float(rows))) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_factor_has_as_many_rows_as_the_rank_whatever_the_scale(scale):
+    rows = torch.randn(3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram = scale * rows.T @ rows
+    Z = factor(gram)
+    assert len(Z) == 3
+    torch.testing.assert_close(Z.T @ Z, gram, rtol=1e-9, atol=1e-9 * scale)
+    assert factor(0 * gram).shape == (0, 9)

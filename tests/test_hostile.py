@@ -27,7 +27,6 @@ from spingrad import (
     BinaryLinear,
     BinaryQuadratic,
     Bits,
-    Checkpoint,
     Gain,
     binary_parameters,
     convert,
@@ -36,6 +35,7 @@ from spingrad import (
 )
 from spingrad._files import FIRST_LINE, append_record, read_records
 from spingrad.baselines import BinaryConnect, Bop, ProxQuant, SignSGD
+from spingrad.checkpoint import Checkpoint
 from spingrad.export import PackedModel, pack
 from spingrad.nn import BinaryGCNConv, BinaryMultiheadAttention
 from spingrad.solvers import BlockDescentSolver, ExactSolver, SignSolver, derive_seed
@@ -231,7 +231,7 @@ def files(tmp_path_factory):
     ).save(folder / "packed.safetensors")
     layer = BinaryLinear(3, 2)
     Checkpoint(folder / "run", model=layer).save(1)
-    state = next((folder / "run").glob("step-*/model*.state"))
+    state = next((folder / "run").glob("step-*/rank-0.safetensors"))
 
     def load_checkpoint(path: Path) -> None:
         state.write_bytes(path.read_bytes())
@@ -271,6 +271,6 @@ def test_files(data, files):
     with documented():
         read(other)
     assert other.read_bytes() == content
-    state_file = next((folder / "run").glob("step-*/model*.state"), None)
+    state_file = next((folder / "run").glob("step-*/rank-0.safetensors"), None)
     assert state_file is not None
     state_file.write_bytes(state)

@@ -148,6 +148,17 @@ def test_a_file_of_somebody_else_is_refused_by_name_and_untouched(path, kind):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_journal_in_use_is_refused_under_another_name_of_it_too(path):
+    link, folder = path.with_name("link"), path.parent / "folder"
+    folder.symlink_to(path.parent)
+    with closing(Journal(path)):
+        link.symlink_to(path)
+        for name in (path, link, folder / "run.journal", folder / "link"):
+            with pytest.raises(RuntimeError, match="is in use by another run"):
+                Journal(name)
+    Journal(link).close()
+
+
 def test_an_emptied_journal_is_not_taken_for_a_new_one(path):
     path.touch()
     for read_only in (True, False):

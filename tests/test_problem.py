@@ -17,6 +17,13 @@ def all_spins(n):
     return torch.tensor(list(itertools.product((-1.0, 1.0), repeat=n)), dtype=torch.float64)
 
 
+def test_a_problem_is_shown_in_one_line():
+    problem = random_problem(r=4, n=300, m=200, seed=0)
+    assert repr(problem) == "BinaryQuadratic(300 spins, 200 units, 4 rows, torch.float32, cpu)"
+    resting = replace(problem, idle=torch.arange(200) < 3).double()
+    assert repr(resting) == "BinaryQuadratic(300 spins, 200 units, 4 rows, 3 idle, torch.float64, cpu)"
+
+
 @pytest.mark.parametrize("n", range(1, 11))
 def test_energy_ising_form_and_bqm_agree_on_every_spin_vector(n):
     Z, V = random_target(r=4, n=n, m=2, seed=n, dtype=torch.float64)

@@ -22,7 +22,9 @@ from spingrad._files import FileFormatError, append_record
 from spingrad.qpu import REVERSE_SCHEDULE, Chip, QPUService, QPUSolver, plan
 from spingrad.qpu.calls import block_sizes, calls_for
 from spingrad.qpu.embedding import FIRST_LINE, fill, pages, to_file
-from spingrad.qpu.packing import Ising, Page, chain_strength
+from spingrad.qpu.inspect import answered_calls
+from spingrad.qpu.journal import Journal
+from spingrad.qpu.packing import Ising, Page, chain_strength, packed_gauge, unpacked_gauge
 from spingrad.qpu.service import encoded
 from spingrad.solvers import BlockDescentSolver, ExactSolver, SignSolver
 from spingrad.testing import check_solver, random_problem
@@ -324,8 +326,8 @@ def test_a_layer_wider_than_a_block_is_solved_block_by_block(solver):
     three = solver.solve(problem, seed=1).energy
     assert (three <= one).all()
     assert three.sum() < one.sum()
-    blocks = BlockDescentSolver(num_sweeps=8, block_size=32).solve(problem).energy
-    assert three.sum() < 1.05 * blocks.sum()
+    spin_by_spin = BlockDescentSolver(num_sweeps=8).solve(problem).energy  # not stuck where blocks are
+    assert three.sum() < 1.25 * spin_by_spin.sum()
 
 
 @pytest.mark.slow
@@ -345,6 +347,66 @@ def test_momentum_and_double_precision_reach_the_chip(solver):
     problem = random_problem(8, 6, 2, 3, dtype=torch.float64)
     problem = replace(problem, H=0.1 * problem.H + torch.randn(6, 2, dtype=torch.float64))
     torch.testing.assert_close(solver.solve(problem).energy, ExactSolver().solve(problem).energy)
+
+
+# Gauges
+
+
+def test_a_gauge_changes_what_is_sent_and_no_energy(chip):
+    page = Page.of(chip, fill(chip, {5: 2, 3: 1}))
+    problems = random_isings(len(clique) for clique in page.cliques)
+    gauge = page.random_gauge("step")
+    assert np.array_equal(gauge, page.random_gauge("step"))
+    assert not np.array_equal(gauge, page.random_gauge("another"))
+    assert np.array_equal(unpacked_gauge(packed_gauge(gauge), len(gauge)), gauge)
+    rng = np.random.default_rng(1)
+    for problem, signs in zip(problems, page.by_clique(gauge), strict=True):
+        spins = rng.choice((-1.0, 1.0), size=(7, len(signs)))
+        np.testing.assert_allclose(problem.in_gauge(signs).energies(spins * signs), problem.energies(spins))
+    turned = page.program([p.in_gauge(s) for p, s in zip(problems, page.by_clique(gauge), strict=True)])
+    a, b = page.spin_of[turned.couplers].T
+    assert (turned.J[a == b] < 0).all()  # chains hold together in any gauge
+
+
+def test_gauges_are_drawn_by_step_and_replayed_and_cost_nothing(sapi_env, tmp_path):
+    problem = random_problem(12, 8, 3, 0)
+    with Sapi(size=4) as sapi, sapi.configured():
+        for name, reversal in (("plain", False), ("turned", True)):
+            with QPUSolver(tmp_path / name, 1.0, num_reads=256, spin_reversal=reversal) as solver:
+                found = [solver.solve(problem, seed=seed) for seed in (1, 2)]
+        best = ExactSolver().solve(problem).energy
+        assert all(torch.allclose(solution.energy, best) for solution in found)
+        costs = [job.cost_us for job in sapi.ledger()]
+        assert len(set(costs)) == 1
+        assert len({job.digest for job in sapi.ledger()}) == 3  # without gauges, both steps send the same
+    again = QPUSolver.replay(tmp_path / "turned")
+    assert again.spin_reversal
+    for seed, solution in zip((1, 2), found, strict=True):
+        assert torch.equal(again.solve(problem, seed=seed).spins, solution.spins)
+    calls = answered_calls(Journal(tmp_path / "turned", read_only=True))
+    assert all(max(own.min() for own in call.excess_energies().values()) == 0 for call in calls)
+
+
+def test_a_gauge_turns_starts_too(sapi_env, tmp_path):
+    problem = random_problem(12, 8, 3, 0)
+    start = ExactSolver().solve(problem).spins.neg()
+    with Sapi(size=4) as sapi, sapi.configured():
+        stay = [[0.0, 1.0], [20.0, 1.0]]
+        with QPUSolver(tmp_path / "journal", 1.0, spin_reversal=True, reverse_schedule=stay) as solver:
+            assert torch.equal(solver.solve(problem, initial=start).spins, start)
+
+
+def test_gauges_make_errors_that_a_chip_keeps_differ_from_step_to_step(sapi_env, tmp_path):
+    problem = random_problem(12, 8, 3, 0)
+    zero = replace(problem, Z=0 * problem.Z, H=0 * problem.H)  # the chip sees its own errors
+    with Sapi(size=4, persistent_noise=(2, 0)) as sapi, sapi.configured():
+        spins = {}
+        for reversal in (False, True):
+            name = tmp_path / f"{reversal}"
+            with QPUSolver(name, 10.0, num_reads=1, spin_reversal=reversal) as solver:
+                readings = [solver.solve(zero, seed=seed).spins for seed in range(12)]
+            spins[reversal] = torch.stack(readings).mean(0).abs().mean()
+    assert spins[True] < 0.6 * spins[False]
 
 
 # Starts

@@ -295,6 +295,8 @@ def test_the_ising_form_of_a_qubo_has_its_energies_up_to_a_constant():
         ({"annealing_time": 20, "anneal_schedule": [[0, 0], [20, 1]]}, "only one"),
         ({"programming_thermalization": -1e6}, "programming_thermalization"),
         ({"num_reads": 10_000, "annealing_time": 1000}, "problem_run_duration"),
+        ({"annealing_time": 0.004, "fast_anneal": True}, "fast_anneal_time"),
+        ({"anneal_schedule": [[0, 0], [1, 0.5], [2, 1]], "fast_anneal": True}, "2 to 2 points"),
         ({"answer_mode": "best"}, "answer_mode"),
         ({"colour": "blue"}, "Unknown parameter colour"),
     ],
@@ -304,6 +306,16 @@ def test_parameters_outside_the_definition_are_refused(params, message):
     chip = CHIPS["pegasus"]
     with pytest.raises((ValueError, TypeError), match=message):
         admit(body(chip, {}, {first_pair(chip): 1.0}, **params), Annealer(chip))
+
+
+def test_a_fast_anneal_is_accepted_without_biases_and_refused_with_them():
+    chip = CHIPS["pegasus"]
+    u, v = first_pair(chip)
+    schedule = {"anneal_schedule": [[0, 0], [0.007, 1]]}
+    for timed in ({}, {"annealing_time": 0.005}, schedule):
+        admit(body(chip, {}, {(u, v): 1.0}, fast_anneal=True, **timed), Annealer(chip))
+        with pytest.raises(ValueError, match="h of zero"):
+            admit(body(chip, {u: 0.1}, {(u, v): 1.0}, fast_anneal=True, **timed), Annealer(chip))
 
 
 @pytest.mark.parametrize("topology", CHIPS)
@@ -448,6 +460,36 @@ def test_control_noise_changes_the_samples_but_not_the_reported_energies(sapi_en
     clean, biases, couplings = order(samples(0, 0)), order(samples(1, 0)), order(samples(0, 1))
     assert biases[0] > 0.8 > 0.5 > clean[0]  # weak biases hardly hold a spin at the chip's temperature
     assert couplings[1] > 1.5 * clean[1]
+
+
+def test_errors_that_the_chip_keeps_are_the_same_in_every_job_and_end_with_its_graph(sapi_env):
+    def signs(sapi, label):
+        """The spin that each qubit without a bias prefers."""
+        with connect(sapi) as sampler:
+            zero = dimod.BQM.from_ising(dict.fromkeys(sampler.nodelist, 0.0), {})
+            found = sampler.sample(zero, num_reads=50, answer_mode="raw", auto_scale=False, label=label)
+            return dict(zip(found.variables, np.sign(found.record.sample.astype(float).mean(0)), strict=True))
+
+    def agreement(one, other):
+        both = one.keys() & other.keys()
+        return np.mean([one[qubit] == other[qubit] for qubit in both])
+
+    with Sapi(size=3, broken=0.1, persistent_noise=(1, 0), seed=4) as sapi:
+        first, second = signs(sapi, "a"), signs(sapi, "b")
+        sapi.change_graph(5)
+        changed = signs(sapi, "a")
+    with Sapi(size=3, broken=0.1, noise=(1, 0), seed=4) as sapi:
+        redrawn = agreement(signs(sapi, "a"), signs(sapi, "b"))
+    assert agreement(first, second) > 0.9 > 0.7 > max(redrawn, agreement(first, changed))
+
+
+def test_parameters_that_change_nothing_are_named_once(sapi_env, caplog):
+    with Sapi(size=2) as sapi, connect(sapi) as sampler:
+        problem = dimod.BQM.from_ising({sampler.nodelist[0]: 1.0}, {})
+        none = [0.0] * sampler.properties["num_qubits"]
+        for _ in range(2):
+            sampler.sample(problem, annealing_time=5, flux_biases=none).resolve()
+    assert [record.args[0] for record in caplog.records if "emulator" in record.message] == ["annealing_time"]
 
 
 def test_auto_scale_fills_the_ranges_and_leaves_samples_of_a_multiple_unchanged():

@@ -564,3 +564,19 @@ def test_a_second_optimizer_takes_over():
     before = layer.weight.detach().clone()
     second.step()
     assert not torch.equal(layer.weight, before)
+
+
+@pytest.mark.needs("numba")
+@pytest.mark.parametrize("rows", [1, 20, 28, 29, 400])
+def test_the_sketch_of_the_kernel_is_that_of_its_meaning(rows):
+    from spingrad.kernels.sample import on_cpu
+    from spingrad.sketch import sample
+
+    generator = torch.Generator().manual_seed(rows)
+    x, grad = torch.randn(rows, 7, generator=generator), torch.randn(rows, 3, generator=generator)
+    grad[::3] = 0
+    sketches = [one(x, grad, [1, 29, 7], torch.float32, []) for one in (on_cpu, sample)]
+    torch.testing.assert_close(*sketches)
+    count = int((grad != 0).any(1).sum())
+    assert sketches[1][0, -1, 0] == count
+    assert (sketches[1][0, :-1] != 0).any(1).sum() == min(count, 28)

@@ -1,5 +1,4 @@
 import itertools
-import warnings
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -8,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 from dwave.samplers import RandomSampler, SimulatedAnnealingSampler, SteepestDescentSolver, TabuSampler
-from helpers import random_target
+from helpers import computed_by, random_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spingrad import BinaryQuadratic, Bits
-from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.kernels import cpu, plain
+from spingrad.kernels.compiled import HAS_NUMBA
 from spingrad.nn.sign import spins_of
 from spingrad.solvers import (
+    AnnealingSolver,
     BlockDescentSolver,
     DimodSolver,
     ExactSolver,
@@ -30,14 +31,13 @@ from spingrad.testing import check_solver, random_problem
 SOLVERS = {
     "sign": SignSolver(),
     "descent": BlockDescentSolver(),
-    "error feedback": BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=4),
-    "descent in torch": BlockDescentSolver(num_sweeps=3, num_reads=2, backend="torch"),
+    "error feedback": BlockDescentSolver(num_sweeps=1, num_reads=1),
     "exact": ExactSolver(),
     "annealing": DimodSolver(SimulatedAnnealingSampler(), num_reads=4, num_sweeps=50),
     "tabu": DimodSolver(TabuSampler(), timeout=2_000, num_restarts=1),
     "steepest descent": DimodSolver(SteepestDescentSolver(), num_reads=2),
 }
-BACKENDS = ["torch", *(["numba"] if HAS_NUMBA else [])]
+KERNELS = pytest.mark.parametrize("module", [plain, *([cpu] if HAS_NUMBA else [])])
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -160,18 +160,12 @@ def test_exact_proves_sixty_spins_with_noise_targets(r):
         assert solution.info["proved"].all(), f"seed {seed}: {solution.info}"
 
 
-def test_descent_says_that_it_is_coarser_without_numba(monkeypatch):
-    monkeypatch.setattr("spingrad.solvers.block_descent.HAS_NUMBA", False)
-    monkeypatch.setattr("spingrad.kernels.descent.HAS_NUMBA", False)
-    wide, narrow = (random_problem(20, n, 3, seed=0) for n in (33, 32))
-    with pytest.warns(UserWarning, match=r'numba is not installed: .*"spingrad\[fast\]"'):
-        BlockDescentSolver().solve(wide)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        BlockDescentSolver().solve(narrow)
-        BlockDescentSolver().solve(random_problem(20, 33, 3, seed=0, dtype=torch.float64))  # no help
-        for chosen in ({"num_sweeps": 1}, {"backend": "torch"}):  # whoever chooses knows
-            BlockDescentSolver(**chosen).solve(wide)
+def test_descent_says_that_it_is_slow_without_numba(monkeypatch):
+    monkeypatch.setattr(cpu, "HAS_NUMBA", False)
+    problem = random_problem(20, 33, 3, seed=0)
+    for solver in (BlockDescentSolver(), AnnealingSolver(1, 1)):
+        with pytest.warns(UserWarning, match=r'numba is not installed: .*"spingrad\[fast\]"'):
+            solver.solve(problem)
 
 
 def test_inputs_that_are_always_zero_cost_the_decoder_nothing():
@@ -183,6 +177,12 @@ def test_inputs_that_are_always_zero_cost_the_decoder_nothing():
     assert torch.equal(among.info["nodes"], alone.info["nodes"])
     nothing = BinaryQuadratic.least_squares(torch.zeros(3, 20), torch.randn(3, 2))
     assert ExactSolver().solve(nothing).info["proved"].all()
+
+
+def test_exact_takes_a_problem_without_units():
+    for n in (4, 40):
+        problem = random_problem(3, n, 2, seed=0).units(0, 0)
+        assert ExactSolver().solve(problem, seed=0).spins.shape == (n, 0)
 
 
 def test_exact_says_when_a_limit_kept_it_from_a_proof():
@@ -207,39 +207,38 @@ def plain_descent(Z, v, h, num_sweeps):
     return g
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@KERNELS
 @pytest.mark.parametrize(("r", "n", "m"), [(5, 8, 3), (30, 17, 4), (12, 65, 2), (40, 100, 3)])
 @pytest.mark.parametrize("num_sweeps", [1, 2, 4])
-def test_descent_is_the_plain_loop(backend, r, n, m, num_sweeps):
+def test_descent_is_the_plain_loop(module, r, n, m, num_sweeps):
     Z, V = random_target(r, n, m, seed=n, dtype=torch.float64)
     H = (torch.zeros(n, m) if n == 17 else torch.randn(n, m, generator=torch.manual_seed(0))).double()
     problem = BinaryQuadratic.of(Z, Z.T @ V + H)
-    solver = BlockDescentSolver(num_sweeps=num_sweeps, num_reads=1, block_size=1, backend=backend)
+    solver = BlockDescentSolver(num_sweeps=num_sweeps, num_reads=1)
     expected = torch.stack([plain_descent(Z, v, h, num_sweeps) for v, h in zip(V.T, H.T, strict=True)], 1)
-    assert torch.equal(solver.solve(problem).spins, expected)
     single = BinaryQuadratic.of(Z.float(), problem.H.float())
-    assert (solver.solve(single).spins == expected).double().mean() > 0.99
+    with computed_by(module):
+        assert torch.equal(solver.solve(problem).spins, expected)
+        assert (solver.solve(single).spins == expected).double().mean() > 0.99
 
 
-def test_error_feedback_is_the_plain_loop_over_blocks():
-    Z, V = random_target(12, 50, 3, seed=0, dtype=torch.float64)
+def test_with_many_rows_one_sweep_is_the_plain_loop_over_thirds_of_the_inputs():
+    Z, V = random_target(70, 100, 3, seed=0, dtype=torch.float64)
     problem = BinaryQuadratic.least_squares(Z, V)
     residual, expected = V.clone(), []
-    for z in Z.split(16, 1):
+    for z in Z.split(48, 1):  # vector registers are whole
         expected.append(torch.where(z.T @ residual >= 0, 1.0, -1.0).double())
         residual -= z @ expected[-1]
-    solution = BlockDescentSolver(num_sweeps=1, num_reads=1, block_size=16).solve(problem)
+    solution = BlockDescentSolver().solve(problem)
     assert torch.equal(solution.spins, torch.cat(expected))
     torch.testing.assert_close(solution.energy, residual.square().sum(0))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_further_sweeps_never_raise_the_energy(backend):
+@KERNELS
+def test_further_sweeps_never_raise_the_energy(module):
     problem = random_problem(60, 90, 40, seed=0, dtype=torch.float64)
-    energies = [
-        BlockDescentSolver(num_sweeps=k, block_size=16, backend=backend).solve(problem).energy
-        for k in (1, 2, 3, 6, 12)
-    ]
+    with computed_by(module):
+        energies = [BlockDescentSolver(num_sweeps=k).solve(problem).energy for k in (1, 2, 3, 6, 12)]
     for before, after in itertools.pairwise(energies):
         assert (after <= before + 1e-9).all()
     assert (energies[-1] < energies[0]).any()
@@ -258,7 +257,7 @@ def test_restarts_find_the_optimum_of_small_layers_more_often():
 
 def test_tall_problems_give_the_same_spins_with_and_without_compression():
     problem = random_problem(400, 20, 30, seed=0, dtype=torch.float64)
-    solver = BlockDescentSolver(num_sweeps=5, num_reads=1, block_size=1)
+    solver = BlockDescentSolver(num_sweeps=5, num_reads=1)
     compressed = solver.solve(problem.compressed())
     assert torch.equal(solver.solve(problem).spins, compressed.spins)
     torch.testing.assert_close(solver.solve(problem).energy, compressed.energy)
@@ -354,8 +353,6 @@ def test_the_seed_reaches_the_sampler_unless_the_user_sets_one():
 def test_wrong_arguments_are_explained():
     with pytest.raises(ValueError, match="num_sweeps is a whole number of at least 1, below"):
         BlockDescentSolver(num_sweeps=0)
-    with pytest.raises(ValueError, match='"auto", "numba" or "torch", got \'cuda\''):
-        BlockDescentSolver(backend="cuda")
     with pytest.raises(ValueError, match="max_nodes is a whole number of at least 1"):
         ExactSolver(max_nodes=0)
     with pytest.raises(ValueError, match="positive number of seconds, got -1"):

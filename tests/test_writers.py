@@ -1,6 +1,7 @@
 """Everything that writes a file: on a full disk, in a folder that cannot be written, over files of others."""
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 from file_helpers import FOREIGN, contents, full_disk
 from torch import nn
 
-from spingrad import BinaryLinear, Checkpoint, _files
+from spingrad import BinaryLinear, _files
+from spingrad.checkpoint import Checkpoint
 from spingrad.cli import main
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs limits and permissions of POSIX")
@@ -152,18 +154,21 @@ def test_a_file_of_somebody_else_is_untouched_where_the_user_named_no_file(kind,
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_checkpoint_leaves_every_file_of_somebody_else(kind, tmp_path):
     checkpoint = Checkpoint(tmp_path, model=nn.Sequential(BinaryLinear(8, 4)))
-    for place in ("notes", "step-000000001/notes"):
+    for place in ("notes", "step-000000001/notes", "step-000000001.1-0123456789ab/notes"):
         path = tmp_path / place
         path.parent.mkdir(exist_ok=True)
         FOREIGN[kind](path)
-        before = contents(tmp_path)
-        for use in (checkpoint.load, lambda: checkpoint.save(1)):
-            with pytest.raises(FileExistsError, match="notes, which is no part of a checkpoint"):
-                use()
-        assert contents(tmp_path) == before
+    before = contents(tmp_path)
+    for step in range(5):
+        checkpoint.save(step)
+    assert checkpoint.load() == 4
+    assert before.items() <= contents(tmp_path).items()
+    for path in [
+        path for path in tmp_path.rglob("*") if path.is_file() and str(path.relative_to(tmp_path)) in before
+    ]:
         path.unlink()
-    checkpoint.save(1)
-    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+    shutil.rmtree(min(tmp_path.glob("step-000000003.*")))
+    for path in tmp_path.glob("step-000000004.*/*"):
         ours = path.read_bytes()
         path.unlink()
         FOREIGN[kind](path)

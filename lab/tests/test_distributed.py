@@ -45,6 +45,19 @@ def test_the_threads_of_the_benchmark_end_with_the_bits_of_real_processes(tmp_pa
     assert same([weights(model) for model in models] + processes)
 
 
+def test_threads_that_gather_take_the_same_steps():
+    models = [vote_accuracy.network(3, (48, 100, 60, 10)) for _ in range(3)]
+
+    def work(wire):
+        vote_accuracy.train(models[wire.rank], wire, "gather", SETTINGS, digits(90), 30, 1, seed=3)
+
+    vote_accuracy.in_threads(3, work)
+    first = weights(vote_accuracy.network(3, (48, 100, 60, 10)))
+    states = [weights(model) for model in models]
+    assert same(states)
+    assert not any(torch.equal(states[0][name], first[name]) for name in first)
+
+
 def undisturbed(rank, size, folder):
     elastic.work(folder, -1, 0, 0.0)
 

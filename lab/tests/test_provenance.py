@@ -76,7 +76,7 @@ def test_revisions_belong_to_names_that_jobs_have():
 def test_the_default_step_is_the_one_of_its_revision():
     step = inspect.signature(QPSBGD).parameters
     names = ("rows", "target_rms", "momentum", "whitening", "rank", "clamp")
-    assert [step[name].default for name in names] == ["uniform", "auto", 0.9, 0.0, 32, 1.0], (
+    assert [step[name].default for name in names] == ["uniform", "auto", 0.9, 0.0, 16, 1.0], (
         "QPSBGD has other defaults: raise the revision of every method in REVISIONS that uses them, so that "
         "lines of the old default are not shown as the new one, and then change this test"
     )

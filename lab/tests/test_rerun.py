@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TIMED = {"runtime"}
 """Experiments that measure nothing but time."""
 COSTLY = {"cifar", "fashion", "mnist", "pubmed-raw", "regimes", "rounding", "solve-quality", "step"}
-COSTLY |= {"twenty-epochs"}
+COSTLY |= {"equal-terms", "horizons", "qpu-time", "twenty-epochs"}
 """Experiments whose quick runs take longest, and whose tasks and methods are those of others."""
 NAMES = [
     pytest.param(name, marks=pytest.mark.long if name in COSTLY else pytest.mark.slow)

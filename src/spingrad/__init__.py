@@ -1,7 +1,6 @@
 """Train binary neural networks in PyTorch: every weight is -1 or +1."""
 
 from spingrad._version import __version__ as __version__
-from spingrad.checkpoint import Checkpoint
 from spingrad.nn import (
     BinaryConv1d,
     BinaryConv2d,
@@ -30,7 +29,6 @@ __all__ = [
     "BinaryLinear",
     "BinaryQuadratic",
     "Bits",
-    "Checkpoint",
     "Gain",
     "Sign",
     "binary_parameters",

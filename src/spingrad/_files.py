@@ -10,12 +10,20 @@ import hashlib
 import json
 import os
 import secrets
+import socket
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 FIRST_LINE = b'{"format": "spingrad records", "version": 1}\n'
 LONGEST_LINE = 64 * 2**20
@@ -74,16 +82,26 @@ def check_own(path: Path, mark: bytes) -> None:
         )
 
 
-def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file that does not exist yet, in parts, and wait until it is on disk.
+def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a file that does not exist yet, in parts, and wait until it is on disk; its size and SHA-256.
 
     Its name is on disk after :func:`flush_folder`, which serves all new files of a folder at once.
 
     Raises:
         OSError: The file could not be written; the error names ``path``.
     """
+    size, digest = 0, hashlib.sha256()
+
+    def counted() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for chunk in chunks:
+            size += len(chunk)
+            digest.update(chunk)
+            yield chunk
+
     with _errors_name(path):
-        _write(path, os.O_CREAT | os.O_EXCL, chunks)
+        _write(path, os.O_CREAT | os.O_EXCL, counted())
+    return size, digest.hexdigest()
 
 
 def append_record(path: Path, record: Any) -> None:
@@ -115,19 +133,29 @@ def append_record(path: Path, record: Any) -> None:
                 write_atomically(path, _without_torn_line(path) + line)
 
 
-def read_records(path: Path) -> list[Any]:
+def to_records(*records: Any) -> bytes:
+    """A whole file of records, for :func:`write_atomically`."""
+    return FIRST_LINE + b"".join(to_line(json.dumps(record, sort_keys=True).encode()) for record in records)
+
+
+def read_records(path: Path, longest: int | None = None) -> list[Any]:
     """The records of a file, which is only read; a last record that a crash cut short is left out.
 
     Record number ``i``, counted from 0, is line ``i + 2`` of the file.
+
+    Args:
+        path: The file.
+        longest: Bytes that a line may have, by default ``LONGEST_LINE``.
 
     Raises:
         FileFormatError: The file was not written by :func:`append_record`, or a line is damaged.
     """
     records: list[Any] = []
+    longest = longest or LONGEST_LINE
     with open(path, "rb") as file:
         _check_first_line(path, file.read(len(FIRST_LINE)))
-        while line := file.readline(LONGEST_LINE + 1):
-            if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+        while line := file.readline(longest + 1):
+            if not line.endswith(b"\n") and len(line) <= longest:
                 _check_torn(path, line, len(records) + 2)
                 break
             try:
@@ -135,6 +163,19 @@ def read_records(path: Path) -> list[Any]:
             except (ValueError, RecursionError):
                 raise _damaged(path, len(records) + 2) from None
     return records
+
+
+def read_record(path: Path, first_line: bytes, most: int) -> Any:
+    """The record of a file that has one, after a first line of its own; the file is only read.
+
+    Nothing is read of a file of more than ``most`` bytes, and nothing is parsed before its checksum.
+    """
+    with open(path, "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
+        if file.read(len(first_line)) != first_line:
+            raise ValueError("its first line is another one")
+        return json.loads(_body(file.read(size)))
 
 
 def to_line(body: bytes) -> bytes:
@@ -182,9 +223,16 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def _without_torn_line(path: Path) -> bytes:
-    whole, newline, torn = path.read_bytes().rpartition(b"\n")
-    _check_torn(path, torn, whole.count(b"\n") + 2)
-    return whole + newline
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST_LINE))
+        _, newline, torn = file.read(LONGEST_LINE).rpartition(b"\n")
+        if not newline:
+            raise FileFormatError(f"{path} ends with no record, in {len(torn):,} bytes. It was not changed")
+        file.seek(0)
+        whole = file.read(size - len(torn))
+    _check_torn(path, torn, whole.count(b"\n") + 1)
+    return whole
 
 
 def _make_folder(folder: Path) -> None:
@@ -215,6 +263,49 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class Claim:
+    """This process's word that it writes to a folder; taken back when nobody refers to it any more."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is not None:
+            weakref.finalize(self, os.close, descriptor)  # which also gives up the lock
+
+
+_claims: "weakref.WeakValueDictionary[tuple[int, str], Claim]" = weakref.WeakValueDictionary()
+
+
+def claim(folder: Path) -> Claim:
+    """Warn if another process has claimed the folder, and otherwise claim it.
+
+    A warning and no more: not every network file system passes locks on, and the name in the file is shown,
+    never acted on: from here a process of another host or container looks like a dead one.
+    """
+    real = os.path.realpath(folder)
+    key = os.getpid(), real
+    if (own := _claims.get(key)) is not None:
+        return own
+    own = Claim()
+    if fcntl is not None:
+        with suppress(OSError):  # no right to make the file, or a file system without locks
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(os.path.join(real, ".spingrad-lock"), flags, 0o666)
+            own = Claim(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                warnings.warn(
+                    f"another process saves to {folder} too ({other or 'unknown'}). No save is lost by that, "
+                    "but only the two newest of all are kept; give each run a folder of its own",
+                    stacklevel=2,
+                )
+            else:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+    _claims[key] = own
+    return own
 
 
 @contextmanager

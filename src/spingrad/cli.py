@@ -76,7 +76,8 @@ def _add_qpu(commands: Any) -> None:
     inspect = actions.add_parser(
         "inspect",
         help="cost and chain breaks of a run, from its journal, or of a step, from its samples",
-        description="Prints the jobs, the cost and the chain breaks of a run, from its journal alone, or of "
+        description="Prints the jobs, the cost and the chain breaks of a run, and how well the chip has "
+        "sampled (P(opt), TTS99, distances, β_eff, errors that last), from its journal alone, or of "
         "a step that spingrad.qpu.save_samples has written. With --call or --out it also draws one call: the "
         "chains on the chip, the energies of the samples, the chain breaks. "
         'Needs: pip install "spingrad[qpu]", and to draw "spingrad[qpu,plot]"',
@@ -110,14 +111,15 @@ def _add_emulate(actions: Any) -> None:
         "--broken", type=number(0, 1), default=0.01, metavar="SHARE", help="of the qubits; %(default)s"
     )
     emulate.add_argument("--seed", type=whole(0), default=0, metavar="N", help="%(default)s")
-    emulate.add_argument(
-        "--noise",
-        type=number(0),
-        nargs=2,
-        default=(0.0, 0.0),
-        metavar=("SIGMA_H", "SIGMA_J"),
-        help="standard deviations of the control errors on h and J",
-    )
+    for name, drawn in (("--noise", "drawn for each job"), ("--persistent-noise", "that the chip keeps")):
+        emulate.add_argument(
+            name,
+            type=number(0),
+            nargs=2,
+            default=(0.0, 0.0),
+            metavar=("SIGMA_H", "SIGMA_J"),
+            help=f"standard deviations of the control errors on h and J, {drawn}",
+        )
     emulate.add_argument(
         "--num-sweeps", type=whole(), default=25, metavar="N", help="of annealing per read; %(default)s"
     )
@@ -242,7 +244,7 @@ def _chip(args: argparse.Namespace) -> "Chip":
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from spingrad.qpu import Journal, inspect, samples
+    from spingrad.qpu import Journal, diagnostics, inspect, samples
 
     draw = args.call or args.out
     if samples.is_samples(args.journal):
@@ -252,7 +254,7 @@ def _inspect(args: argparse.Namespace) -> None:
             _write_picture(args, samples.picture(chip, step, args.call or len(step)))
         return
     journal = Journal(args.journal, read_only=True)
-    _print_pairs(inspect.summary(journal))
+    _print_pairs(inspect.summary(journal) + diagnostics.diagnosis(journal))
     if draw:
         calls = inspect.answered_calls(journal)
         _write_picture(args, inspect.picture(calls, args.call or len(calls)))
@@ -277,7 +279,8 @@ def _emulate(args: argparse.Namespace) -> None:
     names = ("topology", "size", "broken", "seed", "num_sweeps", "queue_seconds", "quota_us", "port")
     options = {name: getattr(args, name) for name in names}
     try:
-        sapi = Sapi(**options, noise=tuple(args.noise))
+        noise, kept = tuple(args.noise), tuple(args.persistent_noise)
+        sapi = Sapi(**options, noise=noise, persistent_noise=kept)
     except OSError as error:
         raise OSError(f"--port {args.port} of 127.0.0.1: {error.strerror}; choose another one") from None
     received: list[int] = []

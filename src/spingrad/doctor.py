@@ -20,13 +20,15 @@ from torch import nn
 from spingrad._files import cache_folder
 from spingrad._version import __version__
 from spingrad.export import pack
-from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.kernels.compiled import HAS_NUMBA
+from spingrad.kernels.gpu import HAS_TRITON
 from spingrad.nn import BinaryLinear, Sign, binary_parameters
 from spingrad.optim import QPSBGD
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers import BlockDescentSolver, ExactSolver
 
 REQUIRED = ("torch", "numpy", "dimod", "dwave-samplers", "filelock")
+SLOWLY = "torch, slowly"
 SLACK = 1e-3  # between a bound and an energy, relative to the energy, for rounding
 
 
@@ -38,7 +40,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "fast": Extra(("numba",), "the default solver sets single spins: lower energies, faster sweeps"),
+    "fast": Extra(("numba",), "fast sweeps of the default solver on a CPU"),
     "export": Extra(("safetensors", "numba"), "packed files and their fast runtime"),
     "qpu": Extra(("dwave-system",), "D-Wave QPUs and their emulator"),
     "gurobi": Extra(("gurobipy",), "GurobiSolver"),
@@ -151,15 +153,26 @@ def _machine(advice: list[str]) -> dict[str, Any]:
     threads = torch.get_num_threads()
     if threads > cores:
         advice.append(f"torch uses {threads} threads on {cores} cores: set OMP_NUM_THREADS={cores}")
-    devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append("MPS")
+    devices = _devices()
     return {
         "cores": cores,
         "threads of torch": threads,
         "torch built for": f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA",
         "GPUs": ", ".join(devices) or "none, which is fine: everything runs on a CPU",
+        "single spins on a CPU": f"by {'numba' if HAS_NUMBA else SLOWLY}",
+        **({"single spins on GPUs": f"by {_on_gpus()}"} if devices else {}),
     }
+
+
+def _on_gpus() -> str:
+    """What computes the operators of descent there; all set the same spins."""
+    return "Triton" if HAS_TRITON and "MPS" not in _devices() else SLOWLY
+
+
+def _devices() -> list[str]:
+    names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    names += [torch.xpu.get_device_name(place) for place in range(torch.xpu.device_count())]
+    return [*names, "MPS"] if torch.backends.mps.is_available() else names
 
 
 def _folders(advice: list[str]) -> dict[str, str | None]:

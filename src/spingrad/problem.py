@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spingrad._files import write_atomically
 from spingrad._numbers import check_whole
-from spingrad._tensors import Format
+from spingrad._tensors import Form, Format
 from spingrad._version import __version__
 from spingrad.bounds import box_bound, box_minimum
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 MOST_COUPLINGS = 50_000_000  # of a dimod model: some gigabytes
 FORMAT = Format(
-    "spingrad problem", 1, "origin", "a problem", "Problems are written by problem.save(path): write it again"
+    key="spingrad problem",
+    version=1,
+    content="origin",
+    what="a problem",
+    hint="Problems are written by problem.save(path): write it again",
+    most=2**32,
 )
 
 
@@ -51,6 +57,8 @@ class BinaryQuadratic:
 
     Example:
         >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
+        >>> problem
+        BinaryQuadratic(2 spins, 1 units, 2 rows, torch.float32, cpu)
         >>> problem.energy(torch.tensor([[1.0], [-1.0]]))
         tensor([4.2500])
     """
@@ -75,6 +83,11 @@ class BinaryQuadratic:
             )
         if self.Z.dtype != self.H.dtype or not self.H.is_floating_point():
             raise TypeError(f"Z and H have one real dtype, got {self.Z.dtype} and {self.H.dtype}")
+
+    def __repr__(self) -> str:
+        rows, (n, m), idle = len(self.Z), self.H.shape, int(self.idle.sum())
+        sizes = f"{n} spins, {m} units, {rows} rows" + (f", {idle} idle" if idle else "")
+        return f"{type(self).__name__}({sizes}, {self.H.dtype}, {self.H.device})"
 
     @classmethod
     def least_squares(cls, Z: Tensor, V: Tensor) -> "BinaryQuadratic":
@@ -209,27 +222,29 @@ class BinaryQuadratic:
 
         Raises:
             TypeError: JSON cannot hold ``origin``.
+            ValueError: The energies are not finite, or the dtype is neither float32 nor float64.
         """
+        _check_energies(self)
         tensors = {"Z": self.Z, "H": self.H, "offset": self.offset, "idle": self.idle}
-        versions = {"spingrad": __version__, "torch": str(torch.__version__)}
-        content = FORMAT.to_bytes(
-            {"versions": versions, **self.origin},
-            {name: own.detach().cpu().contiguous().numpy() for name, own in tensors.items()},
-        )
-        write_atomically(Path(path), content)
+        arrays = {name: own.detach().cpu().contiguous().numpy() for name, own in tensors.items()}
+        origin = {"versions": {"spingrad": __version__, "torch": str(torch.__version__)}, **self.origin}
+        _check_forms(origin, {name: Form(array.dtype, array.shape) for name, array in arrays.items()})
+        write_atomically(Path(path), FORMAT.to_bytes(origin, arrays))
 
     @classmethod
     def load(cls, path: str | Path) -> "BinaryQuadratic":
         """Read a problem that :meth:`save` has written. Nothing is unpickled or executed.
 
+        Names, dtypes and shapes are compared before a tensor is read, and tensors may take 4 GiB.
+
         Raises:
             ProblemFileError: The file is not a problem, or was changed since it was written.
         """
         try:
-            origin, arrays = FORMAT.read(Path(path))
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            _check_saved(tensors)
-            return cls(**tensors, origin=origin)
+            origin, arrays = FORMAT.read(Path(path), _check_forms)
+            problem = cls(**{name: torch.from_numpy(array) for name, array in arrays.items()}, origin=origin)
+            _check_energies(problem)
+            return problem
         except (ValueError, TypeError) as error:
             raise ProblemFileError(f"{path} is not a problem of spingrad: {error}") from None
 
@@ -262,7 +277,7 @@ class BinaryQuadratic:
 def _check_energies(problem: BinaryQuadratic) -> None:
     """Refuse NaN, infinity, and numbers so large that energies could overflow."""
     norm = float(problem.Z.norm())
-    linear, offset = (float(own.abs().sum()) for own in (problem.H, problem.offset))
+    linear, offset = (float(torch.linalg.vector_norm(own, 1)) for own in (problem.H, problem.offset))
     largest = problem.num_spins * norm * norm + 2 * linear + offset  # ‖Z G‖² is at most n ‖Z‖²
     if not largest < torch.finfo(problem.H.dtype).max:
         raise ValueError(
@@ -273,17 +288,21 @@ def _check_energies(problem: BinaryQuadratic) -> None:
         )
 
 
-def _check_saved(tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors that do not make a problem; its constructor checks the shapes."""
-    if set(tensors) != {"Z", "H", "offset", "idle"}:
-        raise ValueError(f"it must hold the tensors H, Z, idle and offset, got {sorted(tensors)[:5]}")
-    kinds = {str(tensors[name].dtype) for name in ("Z", "H", "offset")}
-    if len(kinds) > 1 or not tensors["H"].is_floating_point() or tensors["idle"].dtype is not torch.bool:
-        raise ValueError(f"Z, H and offset must have one real dtype and idle must be bool, got {kinds}")
-    if tensors["Z"].ndim != 2 or tensors["H"].ndim != 2:
-        raise ValueError("Z and H must be matrices")
-    if not all(tensors[name].isfinite().all() for name in ("Z", "H", "offset")):
-        raise ValueError("it has values that are not finite")
+def _check_forms(origin: dict[str, Any], forms: dict[str, Form]) -> None:
+    """Refuse a file whose tensors do not make a problem; none has been read yet."""
+    if set(forms) != {"Z", "H", "offset", "idle"}:
+        raise ValueError(f"it must hold the tensors H, Z, idle and offset, got {sorted(forms)[:5]}")
+    kinds = {str(forms[name].dtype) for name in ("Z", "H", "offset")}
+    if len(kinds) > 1 or not kinds <= {"float32", "float64"} or forms["idle"].dtype != np.bool_:
+        raise ValueError(
+            "Z, H and offset must have one dtype, float32 or float64, and idle must be bool, got "
+            f"{sorted(kinds)} and {forms['idle'].dtype}"
+        )
+    shapes = [forms[name].shape for name in ("Z", "H", "offset", "idle")]
+    match shapes:
+        case [[_, n], [same, m], [first], [second]] if n == same and m == first == second:
+            return
+    raise ValueError(f"Z has shape (r, n), H (n, m), offset and idle (m,), got {shapes}")
 
 
 def _described(value: object) -> str:

@@ -52,10 +52,9 @@ def overlap(products: Tensor, count: Tensor) -> Tensor:  # (..., s, s), (...) ->
         (tensor(1.), tensor(800.))
     """
     own = products.diagonal(dim1=-2, dim2=-1)
-    s = (own > 0).sum(-1)
-    norm, squares = own.sum(-1) / s, own.square().sum(-1) / s
-    others = (products.square().sum((-2, -1)) - s * squares) / (s * (s - 1)).clamp(min=1)
-    return ((squares + (count - 1) * others) / norm.square()).where(norm > 0, 0)
+    s, total, squares = (own > 0).sum(-1), own.sum(-1), own.square().sum(-1)
+    others = (products.square().sum((-2, -1)) - squares) / (s - 1).clamp(min=1)
+    return (s * (squares + (count - 1) * others) / total.square()).where(total > 0, 0)
 
 
 def leading(rows: Tensor, products: Tensor, rank: int) -> Tensor:  # (..., s, n) -> (..., at most rank, n)

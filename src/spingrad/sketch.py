@@ -11,7 +11,8 @@ number of rows that had a gradient:
 * ``"rows"``: at most 128 of a layer's inputs that have a gradient. Each has a sign of its own and they move
   on by some slots, so that the Gram matrix of a sum of sketches is near the sum of their Gram matrices.
 * ``"gram"``: ``[XᵀX]``, exact.
-* ``"published"``: ``[ZᵀZ | ZᵀV | XᵀV]`` with the paper's rows ``x / ‖x‖²``, and ``‖V‖²`` in the last row.
+* ``"published"``: ``[ZᵀZ | ZᵀV | XᵀV]`` with the paper's rows ``x / ‖x‖²``, and in the last row ``‖V‖²`` of
+  each unit and ``‖X‖²``.
 """
 
 import weakref
@@ -231,7 +232,7 @@ def sample(x: Tensor, grad: Tensor, shape: list[int], dtype: torch.dtype, geomet
     rows = rows_at(x, place, tuple(geometry), output).to(dtype)  # (groups, slots, n)
     usable = (k < count) & rows.abs().amax(2).isfinite()
     rows = rows.where(usable[:, :, None], 0)
-    bits = mixed(rows.view(torch.int32).sum(2) + k)
+    bits = mixed(magnitudes(rows).sum(2) + k)
     factor = (count.to(dtype) / count.clamp(1, slots).to(dtype)).sqrt()
     rows = rows * (((bits >> 7 & 1) * 2 - 1) * factor)[:, :, None]
     moved = (k - mixed(bits.sum(1, keepdim=True))) % slots
@@ -240,6 +241,18 @@ def sample(x: Tensor, grad: Tensor, shape: list[int], dtype: torch.dtype, geomet
 
 
 torch.library.impl("spingrad::sample", "CompositeExplicitAutograd", sample)
+
+
+def magnitudes(rows: Tensor) -> Tensor:  # (..., n) -> (..., n)
+    """Sign and exponent of numbers, from which a row's hash is made: rounding errors do not change it.
+
+    Example:
+        >>> magnitudes(torch.tensor([1.0, 1.9999999, 2.0, 0.0]))
+        tensor([127, 127, 128,   0], dtype=torch.int32)
+    """
+    single = rows.dtype == torch.float32
+    words = rows.view(torch.int32)  # the high one of a double comes last
+    return words >> 23 if single else words[..., 1::2] >> 20
 
 
 def mixed(bits: Tensor) -> Tensor:
@@ -266,6 +279,7 @@ def _exact(
             total[:, :n] += torch.cat([Z.mT @ Z, Z.mT @ own, rows.mT @ own], 2)
             total[:, n, 0] += rows.shape[1]
             total[:, n, n : n + units] += own.square().sum(1)
+            total[:, n, n + units] += rows.square().sum((1, 2))
     return total
 
 

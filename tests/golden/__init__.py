@@ -5,6 +5,7 @@ thread.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Graph(nn.Module):
         super().__init__()
         self.first, self.second = BinaryGCNConv(34, 12), BinaryGCNConv(12, 4)
         ring = torch.eye(60) + torch.eye(60).roll(1, 0) + torch.eye(60).roll(-1, 0)
-        self.ring = (ring / 3).to_sparse()
+        self.register_buffer("ring", (ring / 3).to_sparse(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = nn.functional.hardtanh(self.first(x, self.ring))
@@ -66,15 +67,20 @@ def batches(shape: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, (x.flatten(1) @ teacher.T).argmax(1)
 
 
-def train(network: str) -> list[Tensor]:
-    """The latent weights of every layer after ``STEPS`` steps."""
+def train(
+    network: str,
+    make_optimizer: Callable[..., QPSBGD] = QPSBGD.as_published,
+    steps: int = STEPS,
+    device: str = "cpu",
+) -> list[Tensor]:
+    """The latent weights of every layer after some steps."""
     make, shape = NETWORKS[network]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = make()
-    optimizer = QPSBGD.as_published(binary_parameters(model), lr=3e-3)
-    for x, y in batches(shape):
-        out = model(x)
+        model = make().to(device)
+    optimizer = make_optimizer(binary_parameters(model), lr=3e-3)
+    for x, y in islice(batches(shape), steps):
+        out, y = model(x.to(device)), y.to(device)
         optimizer.zero_grad()
         nn.functional.cross_entropy(out, y[:: len(y) // len(out)]).backward()
         optimizer.step()

@@ -282,10 +282,18 @@ def _tables(name: str) -> Print:
     )
 
 
+def _beside(results: Results) -> str:
+    """Times of two versions in one run."""
+    tables = [own for own in results.section("bench/step").tables if "there is" in own.caption]
+    return "\n\n".join(own.to_markdown() for own in tables)
+
+
 PLACES: dict[str, Print] = {
     "in-short": _in_short,
     "without-batchnorm": _step_finals("784-512-512-10", "8 layers of 256"),
     "convolutions": _step_finals("convolutional"),
+    "versions": _table("versions"),
+    "passes": _table("passes"),
     "mnist-methods": _table("mnist-methods", without="seconds"),
     "all-of-mnist": _all_of_mnist,
     "fully-connected": _against(
@@ -298,12 +306,15 @@ PLACES: dict[str, Print] = {
     "cifar-residual": _table("cifar", "residual", without="chosen"),
     "transformer": _table("transformer", without="chosen"),
     "whitening": _whitening,
-    "step-time": _table("bench/step", "784-1024-1024-10", "1 thread: ms"),
+    "step-time": _table("bench/step", "784-1024-1024-10, batches of 128", "1 thread: ms"),
     "step-time-convolutional": _table("bench/step", "convolutional", "1 thread: ms"),
+    "step-time-passes": _table("bench/step", "16 passes", "1 thread: ms"),
+    "step-time-beside": _with_origin("bench/step", _beside),
     "solvers": _table("bench/solvers", "A wide layer"),
     "narrow-layers": _table("bench/solvers", "Narrow layers"),
     "growth": _table("bench/growth"),
-    "memory": _table("bench/memory"),
+    "memory": _table("bench/memory", column="of the layer"),
+    "memory-steps": _table("bench/memory", "What torch has allocated"),
     "slow-link": _table("bench/slow-link"),
     "vote-accuracy": _table("bench/vote-accuracy"),
     "elastic": _table("bench/elastic"),

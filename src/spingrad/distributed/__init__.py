@@ -1,7 +1,7 @@
 """Many machines: training steps on a process group of torch, and solvers on a Ray cluster."""
 
-from spingrad.distributed.optim import DistributedQPSBGD, data_parallel
+from spingrad.distributed.ddp import data_parallel
 from spingrad.distributed.ray import RaySolver
 from spingrad.distributed.wire import Wire
 
-__all__ = ["DistributedQPSBGD", "RaySolver", "Wire", "data_parallel"]
+__all__ = ["RaySolver", "Wire", "data_parallel"]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from spingrad.distributed.wire import Wire
-from spingrad.optim.qpsbgd import companion_of
 from spingrad.sketch import mixed
 
 Facts = dict[str, str]
@@ -40,7 +39,7 @@ def facts_of(groups: Sequence[dict[str, Any]], settings: Sequence[str]) -> Facts
     weights = [weight for group in groups for weight in group["params"]]
     for name, weight in zip(names_of(groups), weights, strict=True):
         frozen = "" if weight.requires_grad else ", requires_grad=False"
-        leaf = None if (companion := companion_of(weight)) is None else companion.leaf
+        leaf = getattr(getattr(weight, "companion", None), "leaf", None)
         split = "" if leaf is None or len(leaf) == 1 else f" in {len(leaf)} groups"
         facts[name] = f"{weight.dtype} of shape {tuple(weight.shape)}{split}{frozen}"
     return facts
@@ -61,15 +60,15 @@ def _as_text(value: Any) -> str:
     return repr(value)
 
 
-def digest(facts: Facts) -> list[int]:
-    """Eight bytes that stand for the facts."""
-    return [*hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest()]
+def digest(facts: Facts) -> int:
+    """A number of 64 bits that stands for the facts."""
+    return int.from_bytes(hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).digest(), signed=True)
 
 
 def compare(wire: Wire, facts: Facts, device: torch.device, problem: str) -> None:
     """Raise the same error on all ranks if their facts differ.
 
-    The first message has eight bytes whatever the facts are, so ranks with another model can take part.
+    The first message is as long as that of a step, whatever the facts are.
 
     Args:
         wire: Connects the ranks, which call this together.
@@ -77,7 +76,7 @@ def compare(wire: Wire, facts: Facts, device: torch.device, problem: str) -> Non
         device: Where the process group takes its tensors.
         problem: The sentence with which the error begins.
     """
-    if differ(wire.all_gather(torch.tensor(digest(facts), dtype=torch.uint8, device=device)).tolist()):
+    if differ(wire.all_gather(torch.tensor([digest(facts), 0, 0], device=device)).tolist()):
         explain(wire, facts, device, problem)
 
 

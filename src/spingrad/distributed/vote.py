@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from spingrad.distributed.agreement import Agreement, agreement
 from spingrad.distributed.bits import majority, pack, packed_size, unpack
-from spingrad.distributed.reduction import Reduction
 from spingrad.distributed.wire import Wire
-from spingrad.optim.checks import solved
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers import Solution, Solver, derive_seed
+from spingrad.solvers import Solution, derive_seed
 
 
-class Vote(Reduction):
+class Vote:
     """Spins by majority. A worker counts a share of the weights: it receives all votes on them as bits, and
     sends the others the outcome as bits, which makes two bits per weight and worker.
 
@@ -24,17 +21,17 @@ class Vote(Reduction):
     Votes of suspects are looked at and not counted.
 
     Args:
-        inner: Solves a worker's own problem.
         wire: Brings the votes.
     """
 
-    def __init__(self, inner: Solver, wire: Wire) -> None:
-        super().__init__(inner, wire)
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
         self.agreement = Agreement(wire.size, report=wire.rank == 0)
 
-    def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
-        own = torch.cat([pack(solution.spins.T) for solution in solved(self.inner, [*problems], seed)])
-        self.settle(own.device)
+    def decide(self, solutions: Sequence[Solution], seed: int) -> list[Solution]:
+        """What the workers have decided, from this worker's solutions of its own problems."""
+        problems = [solution.problem for solution in solutions]
+        own = torch.cat([pack(solution.spins.T) for solution in solutions])
         voting = self._voting(problems)
         share = -(-len(own) // self.wire.size)
         ballots = torch.cat([own, own.new_zeros(self.wire.size * share - len(own))])
@@ -49,15 +46,6 @@ class Vote(Reduction):
         seen, outcomes = self.wire.all_gather(torch.cat([seen, outcome])).split([4, share], 1)
         self.agreement.update(seen.flatten().view(torch.float32))
         return [*self._outcomes(problems, outcomes.flatten(), ~voting.any(0))]
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"agreement": self.agreement.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "agreement" in state:  # not in that of another reduction
-            self.agreement.load_state_dict(state["agreement"])
-        if inner := {key: value for key, value in state.items() if key != "agreement"}:
-            super().load_state_dict(inner)
 
     def _voting(self, problems: Sequence[BinaryQuadratic]) -> Tensor:  # (workers, units of all problems)
         """Which worker votes on which units."""

@@ -80,17 +80,27 @@ class Wire:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Name the rank that is lost, as far as that can be known, if a collective fails."""
+        """Name the rank that is lost or late, as far as that can be known, if a collective fails."""
+        began = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            raise RuntimeError(f"{self._who_is_lost()} What torch says: {error}") from error
+            lost = self._who_is_lost(time.monotonic() - began)
+            raise RuntimeError(f"{lost} What torch says: {error}") from error
 
-    def _who_is_lost(self) -> str:
-        missing = _in_time(self._absent, 2 * PATIENCE)
-        if missing is None:
+    def _who_is_lost(self, waited: float) -> str:
+        told = _in_time(lambda: self._waits(waited), 2 * PATIENCE)
+        if told is None:
             return "a rank did not answer; which one is unknown, since the process group's store is lost too."
+        missing = [rank for rank in range(self.size) if rank not in told]
         if not missing:
+            late = min(told, key=lambda rank: told[rank])
+            longest = max(told.values())
+            if told[late] < longest / 2:
+                return (
+                    f"rank {late} came too late: it has waited {told[late]:.1f} s for the others, and they "
+                    f"up to {longest:.1f} s for it. Give the process group a longer timeout."
+                )
             return "the ranks could not exchange data, although all of them are there and report it."
         if len(missing) == 1:
             start = f"rank {missing[0]} did not answer within the process group's timeout, or it has ended."
@@ -100,22 +110,24 @@ class Wire:
             )
         return f"{start} Look at its output first: an error there comes before this one."
 
-    def _absent(self) -> list[int]:
-        """Ranks that have not reported the failure. Connections are broken now, the group's store is not."""
+    def _waits(self, waited: float) -> dict[int, float]:
+        """How long the ranks that report the failure had waited; connections are broken, the store is not."""
         store = dist.distributed_c10d._get_default_store()
         members = dist.get_process_group_ranks(self.group)
         keys = {rank: f"spingrad/failed/{members}/{rank}" for rank in range(self.size)}
-        store.set(keys[self.rank], "")
+        store.set(keys[self.rank], repr(waited))
         end = time.monotonic() + PATIENCE
-        while keys and time.monotonic() < end:
-            keys = {rank: key for rank, key in keys.items() if not store.check([key])}
+        told: dict[int, float] = {}
+        while len(told) < self.size and time.monotonic() < end:
+            there = [rank for rank in keys if rank not in told and store.check([keys[rank]])]
+            told |= {rank: float(store.get(keys[rank])) for rank in there}
             time.sleep(0.05)
-        return list(keys)
+        return told
 
 
-def _in_time(work: Callable[[], list[int]], seconds: float) -> list[int] | None:
+def _in_time(work: Callable[[], dict[int, float]], seconds: float) -> dict[int, float] | None:
     """What ``work`` returns, or ``None`` if it fails or takes longer: a store may block for ever."""
-    results: list[list[int]] = []
+    results: list[dict[int, float]] = []
 
     def guarded() -> None:
         with suppress(RuntimeError):

@@ -94,6 +94,15 @@ class CSource:
         return memory_picture(f"{self.name}: buffers in RAM", self.memory, self.ram, self.steps)
 
 
+_HEADERS = """
+arduino assert complex ctype endian errno fcntl features fenv float inttypes iso646 limits
+locale malloc math memory pgmspace pthread sched setjmp signal stdalign stdarg stdatomic stdbit
+stdbool stdckdint stddef stdint stdio stdlib stdnoreturn string strings tgmath threads time
+uchar unistd wchar wctype
+""".split()  # noqa: SIM905
+"""A file of such a name could be included in place of the system's."""
+
+
 def to_c(model: PackedModel, name: str = "network", *, reentrant: bool = False) -> CSource:
     """A packed network as C99, which C++11 compilers accept too.
 
@@ -115,6 +124,10 @@ def to_c(model: PackedModel, name: str = "network", *, reentrant: bool = False) 
     """
     if not (name.isidentifier() and name.isascii()):
         raise ValueError(f"name must be a C identifier, got {name!r}")
+    if name.lower() in _HEADERS:
+        raise ValueError(
+            f"name must not be that of a system header, such as <{name.lower()}.h>, got {name!r}"
+        )
     return _Writer(model, name, reentrant).written()
 
 

@@ -76,12 +76,17 @@ def read(args: argparse.Namespace) -> PackedModel:
     if args.spins and given:
         raise UsageError(f"{given[0]} is for pixels, and --spins says that inputs are -1 and +1")
     try:
-        from safetensors import SafetensorError
+        from safetensors import SafetensorError, safe_open
         from safetensors.torch import load_file
     except ImportError:
         raise ImportError('reading checkpoints needs safetensors: pip install "spingrad[export]"') from None
     network = _network(args.model)
     try:
+        with safe_open(args.checkpoint, "pt") as file:  # before any tensor is read
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        needed = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        if other := sorted(name for name in {**needed, **shapes} if needed.get(name) != shapes.get(name)):
+            raise RuntimeError(f"missing, superfluous or of another shape: {', '.join(other[:5])}")
         network.load_state_dict(load_file(args.checkpoint))
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spingrad._files import write_atomically
-from spingrad._tensors import Format
+from spingrad._tensors import Form, Format
 from spingrad.export.runtime import Backend, Runtime, chosen
 from spingrad.export.stages import (
     PRODUCTS,
@@ -30,7 +31,7 @@ PACK_FIRST = (
     "A checkpoint of torch weights must be packed first: use spingrad.export.pack(model).save(path), or "
     "spingrad export with --model"
 )
-FORMAT = Format("spingrad packed network", 2, "network", "a packed network", PACK_FIRST)
+FORMAT = Format("spingrad packed network", 2, "network", "a packed network", PACK_FIRST, most=2**30)
 _KINDS = {kind.__name__.lower(): kind for kind in STAGES}
 _FIELDS = {"kind", "shape", "unit", "stages"}  # of a network in a file
 
@@ -146,40 +147,55 @@ class PackedModel:
     def load(cls, path: str | Path) -> "PackedModel":
         """Read a packed network.
 
-        Nothing is unpickled or executed. The header, at most 1 MB, is checked before a tensor is read,
-        and no tensor can be larger than its part of the file.
+        Nothing is unpickled or executed. The header is at most 1 MB, the tensors at most 1 GiB, and names,
+        dtypes and shapes are compared with the description before a tensor is read.
 
         Raises:
             PackedFileError: The file is not a packed network, or was changed since it was written.
         """
         path = Path(path)
         try:
-            network, tensors = FORMAT.read(path)
-            if set(network) != _FIELDS:
-                raise ValueError(f"its network must hold {', '.join(sorted(_FIELDS))}, and nothing else")
-            if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
-                raise ValueError("shape and stages must be lists")
-            stages, reads = _graph(network["stages"], tensors)
-            if tensors:
-                raise ValueError(f"no stage uses the tensors {sorted(tensors)[:5]}")
-            return cls(network["kind"], tuple(network["shape"]), stages, reads, network["unit"])
+            network, tensors = FORMAT.read(path, _check)
+            described = network["stages"]
+            stages = [_kind(i, one)(**_values(i, one, tensors)) for i, one in enumerate(described)]
+            reads = tuple(tuple(one["reads"]) for one in described)
+            return cls(network["kind"], tuple(network["shape"]), tuple(stages), reads, network["unit"])
         except (ValueError, TypeError) as error:
             raise PackedFileError(f"{path} is not a packed network: {error}") from None
 
 
-def _graph(described: list[Any], tensors: dict[str, Array]) -> tuple[tuple[Stage, ...], Reads]:
-    """The stages and what they read, from their descriptions."""
-    stages, reads = [], []
-    for place, one in enumerate(described):
-        stages.append(_stage(place, one, tensors))
-        if not isinstance(one.get("reads"), list):
+def _check(network: dict[str, Any], forms: dict[str, Form]) -> None:
+    """Raise an error unless the tensors of a file are those of its description; none has been read yet."""
+    if set(network) != _FIELDS:
+        raise ValueError(f"its network must hold {', '.join(sorted(_FIELDS))}, and nothing else")
+    if not isinstance(network["shape"], list) or not isinstance(network["stages"], list):
+        raise ValueError("shape and stages must be lists")
+    used: set[str] = set()
+    for place, described in enumerate(network["stages"]):
+        kind, values = _kind(place, described), _values(place, described, forms)
+        if not isinstance(described.get("reads"), list):
             raise ValueError(f"stage {place} must have a list of the values that it reads")
-        reads.append(tuple(one["reads"]))
-    return tuple(stages), tuple(reads)
+        expected = {field.name: field.type for field in dataclasses.fields(kind)}
+        if set(values) != set(expected):
+            raise ValueError(
+                f"stage {place}, {kind.__name__}, needs {sorted(expected)}, got {sorted(values)}"
+            )
+        for name, value in values.items():
+            needs_array = "ndarray" in str(expected[name]) and value is not None
+            if needs_array != isinstance(value, Form):
+                expected_kind = "a tensor" if needs_array else "a plain value"
+                raise ValueError(f"stage {place}, {kind.__name__}: {name} must be {expected_kind}")
+        if hasattr(kind, "check_form"):
+            stage = object.__new__(kind)
+            for name, value in values.items():
+                object.__setattr__(stage, name, value)
+            stage.check_form()
+        used |= {f"{place}.{name}" for name in described["tensors"]}
+    if unused := forms.keys() - used:
+        raise ValueError(f"no stage uses the tensors {sorted(unused)[:5]}")
 
 
-def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
-    """One stage from its description; its tensors are removed from ``tensors``."""
+def _kind(place: int, described: Any) -> type[Stage]:
     if not isinstance(described, dict) or not isinstance(described.get("tensors"), list):
         raise ValueError(f"stage {place} must be described by its name, its values and a list of its tensors")
     kind = _KINDS.get(str(described.get("stage")))
@@ -187,22 +203,19 @@ def _stage(place: int, described: Any, tensors: dict[str, Array]) -> Stage:
         raise ValueError(
             f"stage {place} must be one of {', '.join(_KINDS)}, got {described.get('stage')!r:.100}"
         )
-    fields: dict[str, Any] = {
+    return kind
+
+
+def _values(place: int, described: dict[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stage; those that are tensors, or the forms of them, come from ``tensors``."""
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
         if name not in ("stage", "reads", "tensors")
     }
     for name in described["tensors"]:
-        tensor = tensors.pop(f"{place}.{name}", None)
-        if tensor is None or name in fields:
+        tensor = tensors.get(f"{place}.{name}")
+        if tensor is None or name in values:
             raise ValueError(f"stage {place}: the tensor {name!r} is missing, or its name is used twice")
-        fields[name] = tensor
-    expected = {field.name: field.type for field in dataclasses.fields(kind)}
-    if set(fields) != set(expected):
-        raise ValueError(f"stage {place}, {kind.__name__}, needs {sorted(expected)}, got {sorted(fields)}")
-    for name, value in fields.items():
-        needs_array = "ndarray" in str(expected[name]) and value is not None
-        if needs_array != isinstance(value, np.ndarray):
-            expected_kind = "a tensor" if needs_array else "a plain value"
-            raise ValueError(f"stage {place}, {kind.__name__}: {name} must be {expected_kind}")
-    return kind(**fields)
+        values[name] = tensor
+    return values

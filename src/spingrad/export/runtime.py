@@ -29,7 +29,7 @@ from spingrad.export.stages import (
     is_binary,
     whole_weights,
 )
-from spingrad.kernels.descent import HAS_NUMBA
+from spingrad.kernels.compiled import HAS_NUMBA
 
 Backend = Literal["auto", "numba", "numpy"]
 Function = Callable[..., Array]

@@ -62,8 +62,13 @@ class Linear:
     inputs: int
 
     def __post_init__(self) -> None:
-        _check_sizes(inputs=self.inputs)
+        self.check_form()
         _check_weight(self.weight, self.inputs)
+
+    def check_form(self) -> None:
+        """Check all but the values of tensors, which may not have been read yet."""
+        _check_sizes(inputs=self.inputs)
+        _check_weight_form(self.weight, self.inputs)
 
     @property
     def fan_in(self) -> int:
@@ -94,6 +99,11 @@ class Convolution:
     groups: int
 
     def __post_init__(self) -> None:
+        self.check_form()
+        _check_weight(self.weight, self.fan_in)
+
+    def check_form(self) -> None:
+        """Check all but the values of tensors, which may not have been read yet."""
         _check_sizes(channels=self.channels, groups=self.groups)
         for name in ("kernel", "stride", "dilation"):
             _check_pair(name, getattr(self, name), 1)
@@ -103,7 +113,7 @@ class Convolution:
                 "groups must divide channels and units, got "
                 f"{self.groups}, {self.channels}, {len(self.weight)}"
             )
-        _check_weight(self.weight, self.fan_in)
+        _check_weight_form(self.weight, self.fan_in)
 
     @property
     def fan_in(self) -> int:
@@ -133,15 +143,20 @@ class Threshold:
     directions: Array | None = None
 
     def __post_init__(self) -> None:
+        self.check_form()
+        if self.thresholds is not None and self.directions is not None:
+            if self.thresholds.min() < -WIDEST:
+                raise ValueError("thresholds must be below 2^31 in magnitude")
+            if self.directions.min() < -1 or self.directions.max() > 1 or not self.directions.all():
+                raise ValueError("directions must be -1 or +1")
+
+    def check_form(self) -> None:
+        """Check all but the values of tensors, which may not have been read yet."""
         if (self.thresholds is None) != (self.directions is None):
             raise ValueError("thresholds and directions are given together, or neither of them")
         if self.thresholds is not None and self.directions is not None:
             _check_array("thresholds", self.thresholds, np.int32, 1)
             _check_array("directions", self.directions, np.int8, 1)
-            if (self.thresholds < -WIDEST).any():
-                raise ValueError("thresholds must be below 2^31 in magnitude")
-            if (np.abs(self.directions) != 1).any():
-                raise ValueError("directions must be -1 or +1")
 
     def flow(self, flow: Flow) -> Flow:
         _check_numbers(flow)
@@ -168,6 +183,12 @@ class Rescale:
     high: int
 
     def __post_init__(self) -> None:
+        self.check_form()
+        if self.offsets.max() > 2**61 or self.offsets.min() < -(2**61):
+            raise ValueError("offsets must be at most 2^61 in magnitude")
+
+    def check_form(self) -> None:
+        """Check all but the values of tensors, which may not have been read yet."""
         _check_array("multipliers", self.multipliers, np.int32, 1)
         _check_array("offsets", self.offsets, np.int64, 1)
         if not all(_is_integer(end) for end in (self.low, self.high)) or not (
@@ -179,14 +200,12 @@ class Rescale:
             )
         if not _is_integer(self.shift) or not 0 <= self.shift <= 48:
             raise ValueError(f"shift must be an integer from 0 to 48, got {self.shift!r}")
-        if (self.offsets > 2**61).any() or (self.offsets < -(2**61)).any():
-            raise ValueError("offsets must be at most 2^61 in magnitude")
 
     def flow(self, flow: Flow) -> Flow:
         _check_numbers(flow)
         for values in (self.multipliers, self.offsets):
             _check_units(values, flow.shape)
-        if int(np.abs(self.multipliers.astype(np.int64)).max()) * flow.bound > 2**61:
+        if max(int(self.multipliers.max()), -int(self.multipliers.min())) * flow.bound > 2**61:
             raise ValueError(f"multipliers times values of up to {flow.bound:,} must stay below 2^61")
         return flow.then(flow.shape, max(-self.low, self.high))
 
@@ -351,9 +370,9 @@ def reach(stage: Product) -> int:
     """The largest sum of a unit whose inputs have a magnitude of one."""
     if is_binary(stage):
         return stage.fan_in
-    weight = stage.weight  # sums by sign: the absolute value of -128 does not fit into int8
-    above, below = (weight.sum(1, np.int32, where=part) for part in (weight > 0, weight < 0))
-    return max(1, int((above - below).max()))
+    few = max(1, 2**17 // stage.fan_in)  # units at a time
+    parts = (stage.weight[place : place + few] for place in range(0, len(stage.weight), few))
+    return max(1, *(int(np.abs(part.astype(np.int32)).sum(1).max()) for part in parts))
 
 
 def spins_of_bits(bits: Array, count: int) -> Array:  # (m, bytes) -> (m, count), int8
@@ -391,18 +410,22 @@ def _check_array(name: str, values: Array, dtype: Any, dimensions: int) -> None:
         )
 
 
-def _check_weight(weight: Array, count: int) -> None:
+def _check_weight_form(weight: Array, count: int) -> None:
     if weight.dtype == np.int8:
         _check_array("weight", weight, np.int8, 2)
         if weight.shape[1] != count:
             raise ValueError(f"expected {count} weights per unit, got {weight.shape[1]}")
-        if (weight == -128).any():
-            raise ValueError("weights must be from -127 to 127")
         return
     _check_array("weight", weight, np.uint8, 2)
     if weight.shape[1] != -(-count // 8):
         raise ValueError(f"{count} weights per unit take {-(-count // 8)} bytes, got {weight.shape[1]}")
-    if count % 8 and (weight[:, -1] >> (count % 8)).any():
+
+
+def _check_weight(weight: Array, count: int) -> None:
+    if weight.dtype == np.int8:
+        if weight.min() == -128:
+            raise ValueError("weights must be from -127 to 127")
+    elif count % 8 and weight[:, -1].max() >> (count % 8):
         raise ValueError("the unused bits after a unit's weights must be zero")
 
 

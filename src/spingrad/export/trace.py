@@ -105,6 +105,12 @@ def traced(model: nn.Module) -> fx.GraphModule:
             f"({type(error).__name__}: {error!s:.200}). It may call layers and functions of tensors in any "
             "order, but must not depend on their values"
         ) from error
+    for node in graph.nodes:  # torch.fx writes their names, between quotes, into Python code that it runs
+        odd = node.op in ("call_module", "get_attr") and set(node.target) & set('"\\\n\r\0')
+        if odd:
+            raise ValueError(
+                f"names of layers must not have quotes, backslashes or line ends, got {node.target!r}"
+            )
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         raise ValueError(f"{type(model).__name__}: expected a forward with one input, got {len(inputs)}")

@@ -260,7 +260,7 @@ def anneal(
 def _keep_lower(
     work: Array, own: Array, fields: int, spins: int, energy: Array, best: Array, lowest: Array
 ) -> None:
-    """Keep outputs and spins of units whose energy is lower than ever; give the others their best back."""
+    """Keep outputs and spins of units whose energy is as low as ever; give the others their best back."""
     energy[:] = 0
     for i in range(0, fields, LANES):
         for lane in range(LANES):
@@ -269,13 +269,13 @@ def _keep_lower(
         for lane in range(LANES):
             energy[lane] -= 2 * own[i + lane] * work[spins + i + lane]
     for lane in range(LANES):
-        if energy[lane] < lowest[lane]:
+        if energy[lane] <= lowest[lane]:
             lowest[lane] = energy[lane]
             for i in range(lane, fields, LANES):
                 best[i] = work[i]
             for i in range(lane, len(own), LANES):
                 best[fields + i] = work[spins + i]
-        elif energy[lane] > lowest[lane]:
+        else:
             for i in range(lane, fields, LANES):
                 work[i] = best[i]
             for i in range(lane, len(own), LANES):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spingrad.kernels.descent import HAS_NUMBA, Array, compiled, share_out
+from spingrad.kernels.compiled import HAS_NUMBA, Array, compiled, share_out
 
 
 def lengths(grad: Tensor) -> Tensor:  # (m, n) -> (m,)

@@ -19,6 +19,7 @@ def _mixed(bits: int) -> int:
 @njit(cache=True, nogil=True, error_model="numpy")
 def sample(
     x: Array,
+    matrix: Array,
     grad: Array,
     windows: Array,
     output: Array,
@@ -30,17 +31,19 @@ def sample(
     """Write the sketch of a pass. Rows are unfolded twice: where they go depends on all of them.
 
     Args:
-        x: Inputs, shape ``(N, C, a, b, c)``; of a matrix all but the first two sizes are one.
+        x: Inputs of a convolution, shape ``(N, C, a, b, c)``; else empty.
+        matrix: Inputs of a matrix product, shape ``(r, n)``; else empty.
         grad: Gradient of the output, shape ``(N, m, places)``.
         windows: Kernel size, stride, padding and dilation of each of three dimensions, shape ``(4, 3)``.
         output: Sizes of the output in three dimensions.
         transposed: Whether the convolution is transposed.
         row: Memory for a row, shape ``(n,)``.
-        words: The same memory as integers of 32 bits.
+        words: The same memory as integers of 32 bits, the high ones of doubles.
         out: Receives the sketch, shape ``(groups, slots + 1, n)``.
     """
     groups, slots = out.shape[0], out.shape[1] - 1
     units, channels = grad.shape[1] // groups, x.shape[1] // groups
+    shift = 23 if out.itemsize == 4 else 20  # to sign and exponent
     live, signs = np.empty(grad.shape[0] * grad.shape[2], np.int64), np.empty(slots, np.int64)
     along = np.empty((3, windows[0].max()), np.int64)
     for g in range(groups):
@@ -50,24 +53,24 @@ def sample(
             signs[k], bits = 0, k
             if k < count:
                 at = _place(k, count, slots)
-                _unfold(x, live[at], g * channels, channels, windows, output, transposed, along, row)
+                _unfold(x, matrix, live[at], g * channels, channels, windows, output, transposed, along, row)
                 if _is_finite(row):
                     signs[k] = 1
-                    for word in words:
-                        bits += word
+                    for i in range(len(words)):  # by number: faster than over the array itself
+                        bits += words[i] >> shift
             bits = _mixed(bits)
             signs[k] *= (bits >> 7 & 1) * 2 - 1
             total += bits
         kept = out.dtype.type(min(max(count, 1), slots))
         factor = np.sqrt(out.dtype.type(count) / kept)
-        shift = _mixed(total)
+        onward = _mixed(total)
         for k in range(slots):
-            own, sign = out[g, (k + shift) % slots], signs[k]
+            own, sign = out[g, (k + onward) % slots], signs[k]
             if sign == 0:
                 own[:] = 0
                 continue
             at = _place(k, count, slots)
-            _unfold(x, live[at], g * channels, channels, windows, output, transposed, along, own)
+            _unfold(x, matrix, live[at], g * channels, channels, windows, output, transposed, along, own)
             times = factor if sign > 0 else -factor
             for i in range(len(own)):
                 own[i] *= times
@@ -82,10 +85,10 @@ def _place(k: int, count: int, slots: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _is_finite(row: Array) -> bool:
-    finite = True
-    for value in row:
-        finite &= math.isfinite(value)
-    return finite
+    others = 0
+    for i in range(len(row)):
+        others += not math.isfinite(row[i])
+    return others == 0
 
 
 @njit(cache=True, nogil=True)
@@ -105,6 +108,7 @@ def _live(grad: Array, live: Array) -> int:
 @njit(cache=True, nogil=True, error_model="numpy")
 def _unfold(
     x: Array,
+    matrix: Array,
     place: int,
     first: int,
     channels: int,
@@ -121,7 +125,10 @@ def _unfold(
             along[d, tap] = _along(at, tap, windows[1, d], windows[2, d], windows[3, d], transposed)
             if along[d, tap] >= x.shape[2 + d]:
                 along[d, tap] = -1
-    if len(row) == channels:  # one tap: a matrix, or a convolution of single pixels
+    if matrix.size:
+        row[:] = matrix[place]
+        return
+    if len(row) == channels:  # a convolution of single pixels
         a, b, c = along[0, 0], along[1, 0], along[2, 0]
         for channel in range(channels):
             row[channel] = x[place, first + channel, a, b, c] if a >= 0 and b >= 0 and c >= 0 else 0

@@ -4,7 +4,8 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from spingrad.optim.qpsbgd import QPSBGD, Gradient, Scaled
+from spingrad.optim.gradient import Gradient, Scaled
+from spingrad.optim.qpsbgd import QPSBGD
 from spingrad.problem import BinaryQuadratic
 
 

@@ -1,7 +1,6 @@
 """Settings, weights and loaded states of QP-SBGD: whatever is wrong is said before anything moves."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,7 @@ import torch
 from torch import Tensor
 
 from spingrad._numbers import check_whole, is_whole
-from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver, check_spins
+from spingrad.optim.gradient import local, shard_of
 
 NOT_TIED = (
     "this weight is not tied to a binary layer. Pass binary_parameters(model), which ties weights to their "
@@ -22,12 +20,12 @@ WITHOUT_SKETCH = (
 )
 INPUTS_OUT_OF_RANGE = (
     "squares of the layer's inputs overflow or underflow in its Gram matrix; scale the inputs, or keep some "
-    "directions (rank=32)"
+    "directions (rank=16)"
 )
 NOT_FINITE = "the latent weight has entries that are not finite; load or draw it anew"
 LARGEST = 1e30  # a step must not leave the range of float32
 OTHERS = ("weight_decay", "maximize", "nesterov", "dampening", "betas", "amsgrad")  # of torch's optimizers
-OF_THE_RUN = ("seed", "solver", "on_nonfinite", "per_rank")
+OF_THE_RUN = ("seed", "solver", "on_nonfinite", "ranks")
 SETTINGS = {"params", "lr", "clamp", "target_rms", "momentum", "whitening", "rank", "rows"}
 LABELS = {"param_names", "name", "initial_lr"}  # what else a new group may hold; schedulers add more later
 
@@ -89,26 +87,31 @@ def check_run(run: object) -> None:
 
 def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> None:
     """Raise a ``ValueError`` that says what is wrong with a loaded state for these groups of parameters."""
-    for key, kind in (("run", dict), ("param_groups", list), ("state", dict)):
+    for key, kind in (("param_groups", list), ("state", dict)):
         if not isinstance(state_dict.get(key), kind):
             raise ValueError(
                 f"expected the state_dict() of a QPSBGD, in which {key!r} is a {kind.__name__}, got the keys "
                 f"{sorted(map(str, state_dict))} and {type(state_dict.get(key)).__name__}"
             )
-    check_run(state_dict["run"])
     loaded = state_dict["param_groups"]
     for i, group in enumerate(loaded):
-        if absent := SETTINGS - set(group if isinstance(group, dict) else ()):
+        real = isinstance(group, dict) and group.get("real")
+        needed = {"params", "lr", "betas", "eps", "weight_decay", "run"} if real else SETTINGS | {"run"}
+        if absent := needed - set(group if isinstance(group, dict) else ()):
             raise ValueError(f"group {i} of the loaded state lacks {sorted(absent)}")
         if not isinstance(group["params"], list):
             raise ValueError(f"params of group {i} is a list, got {type(group['params']).__name__}")
-        check_settings(group)
+        if not real:
+            check_settings(group)
+        check_run(group["run"])
     sizes = [[len(group["params"]) for group in own] for own in (groups, loaded)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             "expected a state of parameter groups with as many weights as in this optimizer, "
             f"{sizes[0]}, got {sizes[1]}"
         )
+    if [bool(group.get("real")) for group in groups] != [bool(group.get("real")) for group in loaded]:
+        raise ValueError("the loaded state has binary weights where this optimizer has real parameters")
     for own, other in zip(groups, loaded, strict=True):
         names, given = own.get("param_names"), other.get("param_names")
         if names and isinstance(given, list) and names != given and set(names) == set(map(str, given)):
@@ -118,10 +121,11 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
             )
     pairs = zip(loaded, groups, strict=True)
     weights = {key: own for one, two in pairs for key, own in zip(one["params"], two["params"], strict=True)}
+    real_keys = {key for group in loaded if group.get("real") for key in group["params"]}
     for key, state in state_dict["state"].items():
         if not isinstance(state, dict):
             raise ValueError(f"the loaded state of weight {key} is a dict, got {type(state).__name__}")
-        if not state:
+        if not state or key in real_keys:
             continue
         check_whole(f"the loaded 'step' of weight {key}", state.get("step"), 0)
         average = state.get("exp_avg")
@@ -131,22 +135,8 @@ def check_state(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> Non
                 f"the loaded 'exp_avg' of weight {key} is a floating-point tensor of the weight's shape "
                 f"{shape and tuple(shape)}, got {_described(average)}"
             )
-        if not bool(torch.isfinite(average).all()):
+        if not bool(torch.isfinite(local(average)).all()):
             raise ValueError(f"the loaded 'exp_avg' of weight {key} has entries that are not finite")
-
-
-def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
-    """The solver's answers. If it is not of this package, they are checked, and get the problem's dtype."""
-    solutions = solver.solve_all(problems, seed=seed)
-    if type(solver).__module__.partition(".")[0] == "spingrad":
-        return solutions
-    name = type(solver).__name__
-    if len(solutions) != len(problems):
-        raise ValueError(f"{name} returned {len(solutions)} solutions of {len(problems)} problems")
-    for problem, solution in zip(problems, solutions, strict=True):
-        check_spins(name, problem, solution.spins)
-    pairs = zip(problems, solutions, strict=True)
-    return [replace(solution, spins=solution.spins.to(problem.H)) for problem, solution in pairs]
 
 
 def check_weight(name: str, weight: Tensor) -> None:
@@ -155,8 +145,23 @@ def check_weight(name: str, weight: Tensor) -> None:
         check_finite(name, weight)
 
 
+def check_sharded(name: str, weight: Tensor, group: dict[str, Any], ranks: str) -> None:
+    """Raise an error if the step of a weight whose units lie on several ranks needs them all on one."""
+    shard_of(weight)  # which refuses other layouts
+    for setting, needs in (
+        ("whitening", bool(group["whitening"])),
+        ('rows="normalized"', group["rows"] == "normalized"),
+        (f'ranks="{ranks}"', ranks != "together"),
+    ):
+        if needs:
+            raise ValueError(
+                f"{name}: {setting} needs all units of a weight on each rank, but fully_shard has split them "
+                "out; wrap the model in DistributedDataParallel in place of it"
+            )
+
+
 def check_finite(name: str, weight: Tensor) -> None:
-    if not bool(torch.isfinite(weight.detach()).all()):
+    if not bool(torch.isfinite(local(weight.detach())).all()):
         raise ValueError(f"{name}: {NOT_FINITE}")
 
 

@@ -63,11 +63,12 @@ def scale(
     table, count, n = sketch[:, :-1, :], sketch[:, -1, 0], _inputs(sketch, kind)
     offset = sketch.new_zeros(len(sketch), units // len(sketch))
     if kind == "rows":
+        size = table.abs().amax(2)  # (g, slots)
         if len(table) == 1 and table.device.type == "cpu" and count < table.shape[1]:
-            used = table[0].any(1)  # constant shapes would only cost time here
+            used = size[0] > 0  # constant shapes would only cost time here
             used[0] |= ~used.any()  # a problem has at least one row
             table = table[:, used]
-        peak = _positive(torch.linalg.vector_norm(table, float("inf"), (1, 2))) if table.numel() else count
+        peak = _positive(size.amax(1))
         rows = table / peak[:, None, None]
         products = rows @ rows.mT
         norm = _positive(products.diagonal(dim1=1, dim2=2).sum(1)).sqrt()
@@ -118,16 +119,24 @@ def published(sketch: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:  # (m, n) 
     """
     n, by_group = grad.shape[1], grad.double().unflatten(0, (len(sketch), -1))  # (g, m / g, n)
     linear, plain = sketch[:, :-1, n:].mT.chunk(2, 1)
-    factors = (by_group * plain).sum((1, 2)) / _positive(plain.square().sum((1, 2)))
-    rest = by_group - factors[:, None, None] * plain
-    tolerance = 1e3 * torch.finfo(grad.dtype).eps * torch.linalg.vector_norm(by_group, dim=(1, 2))
-    if bool((torch.linalg.vector_norm(rest, dim=(1, 2)) > tolerance).any()):
+    squares, units = sketch[:, -1, n:], plain.shape[1]  # ‖V‖² of each unit, then ‖X‖²
+    eps = torch.finfo(grad.dtype).eps
+    noise = 8 * eps * (squares[:, :units].sum(1) * squares[:, units]).sqrt()  # of sums that cancel, too
+    ratio = (by_group * plain).sum((1, 2)) / _positive(plain.square().sum((1, 2)))
+    factors = torch.where(_length(by_group - plain) <= noise, 1.0, ratio)
+    rest = _length(by_group - factors[:, None, None] * plain)
+    if bool((rest > 1e3 * eps * _length(by_group) + noise * (factors == 1)).any()):
         raise RuntimeError(
             "weight.grad was changed (or computed in low precision), and the paper's rows have weights of "
             "their own that a gradient does not know: as published, it may only be multiplied by a number. "
             'Use rows="uniform" to change it'
         )
     return (factors[:, None, None] * linear).flatten(0, 1), factors
+
+
+def _length(by_group: Tensor) -> Tensor:  # (g, units, n) -> (g,)
+    length: Tensor = torch.linalg.vector_norm(by_group, dim=(1, 2))
+    return length
 
 
 def weight_of(momentum: float, step: int) -> float:
@@ -140,14 +149,17 @@ def weight_of(momentum: float, step: int) -> float:
     return (1 - momentum) / (1 - momentum ** (step + 1))
 
 
-def pose(quadratic: Quadratic, H: Tensor, idle: Tensor, whitening: float = 0.0) -> list[BinaryQuadratic]:
-    """The problems of one layer's step, one for each group.
+def pose(
+    quadratic: Quadratic, H: Tensor, idle: Tensor, whitening: float = 0.0, first: int = 0
+) -> list[BinaryQuadratic]:
+    """The problems of one layer's step, one for each group of which there are units.
 
     Args:
         quadratic: Rows and offsets.
-        H: Linear terms, shape ``(m, n)``.
-        idle: Units that have no gradient, shape ``(m,)``.
+        H: Linear terms of some units, shape ``(m, n)``.
+        idle: Which of them have no gradient, shape ``(m,)``.
         whitening: How much weaker the linear term becomes in directions which units share.
+        first: Number of the first of these units.
 
     Example:
         >>> quadratic = Quadratic(torch.eye(3)[None], torch.ones(1), torch.zeros(1, 2))
@@ -155,10 +167,14 @@ def pose(quadratic: Quadratic, H: Tensor, idle: Tensor, whitening: float = 0.0) 
         >>> problem.Z.shape, problem.H.shape
         (torch.Size([3, 3]), torch.Size([3, 2]))
     """
-    groups = len(quadratic.Z)
-    parts = zip(quadratic.Z, H.chunk(groups), quadratic.offset, idle.chunk(groups), strict=True)
+    size = quadratic.offset.shape[1]  # units of a group
     problems = []
-    for Z, fields, offset, rests in parts:
+    for group, Z in enumerate(quadratic.Z):
+        start, end = max(first, group * size), min(first + len(H), (group + 1) * size)
+        if start >= end:
+            continue
+        fields, rests = H[start - first : end - first], idle[start - first : end - first]
+        offset = quadratic.offset[group, start - group * size : end - group * size]
         if whitening:
             fields, offset = whitened(fields.T, whitening).T, torch.zeros_like(offset)
         problems.append(BinaryQuadratic(Z, fields.T, offset, rests))

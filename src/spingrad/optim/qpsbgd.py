@@ -2,16 +2,16 @@
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from spingrad._memory import Pool
 from spingrad._numbers import check_whole
@@ -20,22 +20,24 @@ from spingrad.kernels.passes import blended, lengths, move_
 from spingrad.optim import functional
 from spingrad.optim.checks import (
     INPUTS_OUT_OF_RANGE,
+    LABELS,
     NOT_TIED,
     WITHOUT_SKETCH,
     check_added,
     check_dtype,
     check_finite,
     check_settings,
+    check_sharded,
     check_state,
     check_weight,
-    solved,
     to_plain,
 )
-from spingrad.optim.ranks import check_ranks
+from spingrad.optim.gradient import Gradient, Scaled, is_sharded, like, local, shard_of
+from spingrad.optim.ranks import Alone, Answer, Voting, ranks_of
 from spingrad.problem import BinaryQuadratic
 from spingrad.scaling import TargetRms, size_of
 from spingrad.sketch import Companion, Kind
-from spingrad.solvers.base import Solution, Solver, derive_seed
+from spingrad.solvers.base import Solver, derive_seed
 from spingrad.solvers.block_descent import BlockDescentSolver
 from spingrad.solvers.dimod import to_solver
 from spingrad.solvers.exact import ExactSolver
@@ -43,44 +45,10 @@ from spingrad.solvers.exact import ExactSolver
 if TYPE_CHECKING:
     from dimod.core.sampler import Sampler
 
+    from spingrad.distributed.wire import Wire
+
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 Weighting = Literal["uniform", "normalized"]
-
-
-class Gradient(NamedTuple):
-    """What backward passes have left for one weight since the last step.
-
-    Args:
-        name: What error messages call the weight.
-        weight: The latent weight.
-        group: The settings of its parameter group.
-        grad: Its gradient, a row for each unit, shape ``(m, n)``.
-        sketch: That of its companion; ``None`` if no pass has left one.
-        length: Of each unit's gradient, shape ``(m,)``.
-    """
-
-    name: str
-    weight: Tensor
-    group: dict[str, Any]
-    grad: Tensor
-    sketch: Tensor | None
-    length: Tensor
-
-
-class Scaled(NamedTuple):
-    """A gradient with what its sketch says of it.
-
-    Args:
-        gradient: What backward passes have left.
-        quadratic: The rows of the quadratic term, and how long the linear term is to be.
-        linear: The gradient of the linear term, shape ``(m, n)``: as published not the weight's own.
-        size: The factor of each unit's gradient, shape ``(m,)``.
-    """
-
-    gradient: Gradient
-    quadratic: functional.Quadratic
-    linear: Tensor
-    size: Tensor
 
 
 class QPSBGD(Optimizer):
@@ -94,10 +62,17 @@ class QPSBGD(Optimizer):
     is given a length of its own. The functions of :mod:`spingrad.optim.functional` compute it. All layers go
     to the solver together.
 
-    It takes the weights of binary layers only: ``binary_parameters(model)``; others belong to an ordinary
-    torch optimizer. While it lives, backward passes leave a sketch of its layers' inputs beside
-    ``weight.grad`` (:mod:`spingrad.sketch`), which ``step()`` uses up. What multiplies a gradient by a number
-    above zero (a loss scale, clipping, an average) changes no step; whatever else changes it is part of it.
+    It takes the weights of binary layers, ``binary_parameters(model)``. Other parameters belong to an
+    ordinary torch optimizer, or to a group with ``"real": True``, which moves as by ``torch.optim.AdamW`` and
+    takes its settings: then one optimizer trains a whole model.
+
+    While it lives, backward passes leave a sketch of its layers' inputs beside ``weight.grad``
+    (:mod:`spingrad.sketch`), which ``step()`` uses up. What multiplies a gradient by a number above zero (a
+    loss scale, clipping, an average) changes no step; whatever else changes it is part of it.
+
+    Under ``DistributedDataParallel`` and ``fully_shard`` a rank is a pass: the engine averages gradients, the
+    optimizer adds sketches and shares out the solving, and the step is that of one process which accumulates
+    the parts of all ranks.
 
     Args:
         params: Latent weights, with names (``binary_parameters(model)``), without, or in groups.
@@ -116,11 +91,14 @@ class QPSBGD(Optimizer):
         clamp: Largest magnitude of a latent weight; ``None`` for no limit.
         seed: Seed of the run. The solver's seeds follow from it, the step and the layer.
         on_nonfinite: ``"raise"`` an error that names the layer, or ``"skip"`` the whole step.
-        per_rank: Allow a process group of several ranks, each of which then trains a model of its own.
-            :class:`~spingrad.distributed.DistributedQPSBGD` trains one model on all ranks.
+        ranks: What the ranks of a process group do: ``"together"`` they train one model whose gradients
+            DistributedDataParallel or ``fully_shard`` averages; by ``"vote"`` each solves the problem of its
+            own rows, and every weight moves the way of the majority, which takes one bit per weight and rank
+            in each direction; ``"apart"`` each trains a model of its own.
+        group: The process group; ``None`` is all ranks.
 
     Attributes:
-        run: State of the whole run, the same for every parameter group and part of ``state_dict()``: its
+        run: State of the whole run, which ``state_dict()`` has in each of its groups: its
             ``seed``, the number of the next ``step``, and the number of steps that were ``skipped``.
 
     Note:
@@ -134,6 +112,13 @@ class QPSBGD(Optimizer):
         >>> optimizer = QPSBGD(binary_parameters(model), lr=3e-3)
         >>> model(torch.ones(5, 4)).square().mean().backward()
         >>> optimizer.step()
+
+        A whole model:
+
+        >>> from spingrad import real_parameters
+        >>> model = torch.nn.Sequential(BinaryLinear(4, 3), torch.nn.BatchNorm1d(3))
+        >>> real = {"params": real_parameters(model), "real": True, "lr": 1e-3}
+        >>> optimizer = QPSBGD([{"params": binary_parameters(model)}, real], lr=3e-3)
     """
 
     def __init__(
@@ -145,24 +130,33 @@ class QPSBGD(Optimizer):
         target_rms: TargetRms = "auto",
         momentum: float = 0.9,
         whitening: float = 0.0,
-        rank: int | None = 32,
+        rank: int | None = 16,
         rows: Weighting = "uniform",
         clamp: float | None = 1.0,
         seed: int = 0,
         on_nonfinite: Literal["raise", "skip"] = "raise",
-        per_rank: bool = False,
+        ranks: Literal["together", "vote", "apart"] = "together",
+        group: "dist.ProcessGroup | Wire | None" = None,
     ) -> None:
-        check_ranks(per_rank)
-        self.per_rank = per_rank
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f'on_nonfinite is "raise" or "skip", got {on_nonfinite!r}')
         self.solver = BlockDescentSolver() if solver is None else to_solver(solver)
         self.on_nonfinite = on_nonfinite
-        check_whole("seed", seed, 0)
-        self.run = {"seed": index(seed), "step": 0, "skipped": 0}
-        self._pool = Pool()  # memory of linear terms
-        settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, whitening=whitening)
-        super().__init__(params, to_plain(settings | dict(rank=rank, rows=rows, clamp=clamp)))
+        self.ranks, self._group = ranks, group
+        self._ranks = ranks_of(ranks, group)
+        self._ready = False
+        try:
+            check_whole("seed", seed, 0)
+            self.run = {"seed": index(seed), "step": 0, "skipped": 0}
+            self._pool = Pool()  # memory of linear terms
+            self._adamw = AdamW([torch.zeros(())])
+            settings = dict(lr=lr, target_rms=target_rms, momentum=momentum, whitening=whitening)
+            super().__init__(params, to_plain(settings | dict(rank=rank, rows=rows, clamp=clamp)))
+        except Exception as error:
+            self._ranks.refuse(error)
+            raise
+        self._ready = True
+        self._ranks.begin(self, [weight for own in self.binary_groups for weight in own["params"]])
 
     @classmethod
     def as_published(
@@ -184,6 +178,9 @@ class QPSBGD(Optimizer):
         return cls(params, lr, solver=solver, **paper, **settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if param_group.get("real"):
+            self._add_real(param_group)
+            return
         check_added(param_group)
         super().add_param_group(to_plain(param_group))
         group = self.param_groups[-1]
@@ -193,10 +190,33 @@ class QPSBGD(Optimizer):
                 check_weight(_name(group, i), weight)
                 if companion_of(weight) is None:
                     raise ValueError(f"{_name(group, i)}: {NOT_TIED}")
+                if is_sharded(weight):
+                    check_sharded(_name(group, i), weight, group, self.ranks)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
         self._begin(group)
+        if self._ready:  # the constructor begins with all groups together
+            self._ranks.begin(self, group["params"])
+
+    def _add_real(self, param_group: dict[str, Any]) -> None:
+        own = {name: value for name, value in param_group.items() if name not in {"params", "real", *LABELS}}
+        if unknown := sorted(set(own) - set(self._adamw.defaults)):
+            raise ValueError(f"{unknown[0]!r} is no setting of AdamW, which moves a group of real parameters")
+        known = AdamW([torch.zeros(())], **own).defaults  # which checks them
+        super().add_param_group(to_plain(known | param_group))
+        group = self.param_groups[-1]
+        for name in set(self.defaults) - set(known):  # torch fills in those of binary weights
+            del group[name]
+        for i, weight in enumerate(group["params"]):
+            if companion_of(weight) is not None:
+                self.param_groups.pop()
+                raise ValueError(f"{_name(group, i)}: a binary weight is in a group of real parameters")
+
+    @property
+    def binary_groups(self) -> list[dict[str, Any]]:
+        """The groups of binary weights."""
+        return [group for group in self.param_groups if not group.get("real")]
 
     def _begin(self, group: dict[str, Any]) -> None:
         """Its layers leave sketches as long as this optimizer lives."""
@@ -216,7 +236,8 @@ class QPSBGD(Optimizer):
         A step that raises has moved nothing and can be taken again. Without any gradient nothing happens, as
         in torch's optimizers.
         """
-        check_ranks(self.per_rank)  # the process group may be younger than the optimizer
+        if type(self._ranks) is Alone:  # the process group may be younger than the optimizer
+            self._ranks = ranks_of(self.ranks, self._group)
         loss = evaluate(closure)
         with _without_autocast(self.param_groups):
             self._step()
@@ -224,22 +245,30 @@ class QPSBGD(Optimizer):
 
     @_disable_dynamo  # a compiled training step calls it as it is
     def _step(self) -> None:
-        gradients = self.gradients()
+        if self._project():
+            self._move_real()
+
+    def _move_real(self) -> None:
+        if groups := [group for group in self.param_groups if group.get("real")]:
+            self._adamw.param_groups, self._adamw.state = groups, self.state
+            self._adamw.step()
+
+    def _project(self) -> bool:
+        """The step of the binary weights; whether it was not skipped."""
+        gradients = self._ranks.gradients(self)
         if not gradients:
-            return
-        if self.accept(gradients):
+            return True
+        if accepted := self._ranks.accept(self, gradients):
             if all(own.sketch is None for own in gradients):
-                return  # zeros, from which torch.distributed.checkpoint makes a state
-            scaled = [self.scale(gradient) for gradient in gradients]
-            posed = [self.pose(own) for own in scaled]
+                return True  # zeros, from which torch.distributed.checkpoint makes a state
             seed = derive_seed(self.run["seed"], self.run["step"])
-            solutions = solved(self.solver, [problem for problems in posed for problem in problems], seed)
-            for own, part in zip(scaled, _regrouped(solutions, posed), strict=True):
-                self._move(own, part)
+            for own, answer in zip(*self._ranks.solve(self, gradients, seed), strict=True):
+                self._move(own, answer)
         else:
             self.run["skipped"] += 1
         self.run["step"] += 1
         self._clear()
+        return accepted
 
     def gradients(self) -> list[Gradient]:
         """The weights that have a gradient, with what backward passes have left for them.
@@ -247,7 +276,7 @@ class QPSBGD(Optimizer):
         A weight without one stays as it is, as in torch's optimizers.
         """
         found = []
-        for group in self.param_groups:
+        for group in self.binary_groups:
             check_settings(group)  # a scheduler may have changed them
             for i, weight in enumerate(group["params"]):
                 name = _name(group, i)
@@ -266,8 +295,9 @@ class QPSBGD(Optimizer):
                             "load_state_dict(assign=True); make the optimizer after that"
                         )
                     continue
-                grad = weight.grad.flatten(1).to(weight.dtype)
-                found.append(Gradient(name, weight, group, grad, sketch, lengths(grad)))
+                grad = local(weight.grad).flatten(1).to(weight.dtype)
+                first, _ = shard_of(weight)
+                found.append(Gradient(name, weight, group, grad, sketch, lengths(grad), first))
         return found
 
     def accept(self, gradients: list[Gradient]) -> bool:
@@ -297,18 +327,19 @@ class QPSBGD(Optimizer):
         """The rows of a gradient's problem and the size of its linear term."""
         group, grad = gradient.group, gradient.grad
         kind, rank, target_rms = kind_of(group), group["rank"], group["target_rms"]
+        units, end = len(gradient.length), gradient.first + len(grad)
         if (sketch := gradient.sketch) is None:  # of a gradient of zeros
             sketch, kind = grad.new_zeros(1, 2, grad.shape[1]), "rows"
-        quadratic = functional.scale(sketch, kind, len(grad), rank, target_rms)
+        quadratic = functional.scale(sketch, kind, units, rank, target_rms)
         length = gradient.length
         if kind == "published":
             linear, factors = functional.published(sketch, grad)
             quadratic = quadratic._replace(offset=quadratic.offset * factors.square()[:, None])
             grad, length = linear.to(grad), lengths(linear)
         quadratic = functional.Quadratic(*(own.to(grad.dtype) for own in quadratic))
-        reach = quadratic.reach.repeat_interleave(len(grad) // len(quadratic.Z))
+        reach = quadratic.reach.repeat_interleave(units // len(quadratic.Z))
         size = reach if target_rms is None else size_of(length, reach.double()).to(grad.dtype)
-        return Scaled(gradient, quadratic, grad, size)
+        return Scaled(gradient, quadratic, grad, size[gradient.first : end])
 
     def pose(self, scaled: Scaled) -> list[BinaryQuadratic]:
         """The problems of one weight's step, one per group of channels. Override it to try another step."""
@@ -320,7 +351,8 @@ class QPSBGD(Optimizer):
             quadratic = quadratic._replace(offset=torch.zeros_like(quadratic.offset))
         rows, columns = scaled.linear.shape
         H = self._pool.empty(rows, columns, scaled.linear)
-        return functional.pose(quadratic, self._averaged(scaled, ahead=H), idle, group["whitening"])
+        H = self._averaged(scaled, ahead=H)
+        return functional.pose(quadratic, H, idle, group["whitening"], scaled.gradient.first)
 
     def _averaged(self, scaled: Scaled, ahead: Tensor | None = None) -> Tensor:  # (m, n)
         """The running average of the linear term after this step, written in place of that before it.
@@ -331,25 +363,25 @@ class QPSBGD(Optimizer):
         momentum, state = float(gradient.group["momentum"]), self.state.get(gradient.weight, {})
         if not momentum or "exp_avg" not in state:
             return torch.mul(linear, size[:, None], out=ahead)
-        past = state["exp_avg"].flatten(1).to(linear)
+        past = local(state["exp_avg"]).flatten(1).to(linear)
         new = functional.weight_of(momentum, state["step"])
         if ahead is None:
             return blended(past, linear, 1 - new, new * size, past)
         return blended(past, linear, momentum * (1 - new), (1 - momentum * (1 - new)) * size, ahead)
 
-    def _move(self, scaled: Scaled, solutions: list[Solution]) -> None:
+    def _move(self, scaled: Scaled, answer: Answer) -> None:
         group, weight = scaled.gradient.group, scaled.gradient.weight
-        spins = _joined([solution.spins.T for solution in solutions])
-        idle = _joined([solution.problem.idle for solution in solutions])
-        rows = weight.flatten(1)  # (m, n)
+        spins, idle = answer
+        own = local(weight)
+        rows = own.flatten(1)  # (m, n)
         move_(rows, spins, idle, float(group["lr"]), group["clamp"])
-        if rows.data_ptr() != weight.data_ptr():  # channels last: the rows were a copy
-            weight.copy_(rows.view_as(weight))
+        if rows.data_ptr() != own.data_ptr():  # channels last: the rows were a copy
+            own.copy_(rows.view_as(own))
         torch.autograd.graph.increment_version(weight)  # graphs of before the step must not be used again
         if group["momentum"]:
             average, state = self._averaged(scaled), self.state[weight]
-            if "exp_avg" not in state or state["exp_avg"].data_ptr() != average.data_ptr():
-                state["exp_avg"] = average.view(weight.shape)
+            if "exp_avg" not in state or local(state["exp_avg"]).data_ptr() != average.data_ptr():
+                state["exp_avg"] = like(average, weight)
             state["step"] = state.get("step", 0) + 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -365,21 +397,22 @@ class QPSBGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, that of the run, and what the solver wants kept, such as a QPU's ledger."""
-        state, solver = super().state_dict() | {"run": dict(self.run)}, self.solver.state_dict()
+        state = super().state_dict()
+        others = {"solver": self.solver.state_dict(), "ranks": self._ranks.state_dict()}
         for group in state["param_groups"]:
             group["run"] = dict(self.run)  # torch.distributed.checkpoint keeps groups and states alone
-        return state | ({"solver": solver} if solver else {})
+        return state | {name: own for name, own in others.items() if own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave; nothing changes if anything in it is wrong."""
-        state_dict = _with_run(state_dict)
         check_state(state_dict, self.param_groups)
-        groups = [
-            {key: own for key, own in group.items() if key != "run"} for group in state_dict["param_groups"]
-        ]
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        runs = [group.pop("run") for group in groups]
         own = {"state": state_dict["state"], "param_groups": groups}
         if "solver" in state_dict:
             self.solver.load_state_dict(state_dict["solver"])  # first, since it may still refuse its part
+        if "ranks" in state_dict:
+            self._ranks.load_state_dict(state_dict["ranks"])
         names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict(own)
         for group, known in zip(self.param_groups, names, strict=True):
@@ -388,10 +421,32 @@ class QPSBGD(Optimizer):
             tied = [companion_of(weight) for weight in group["params"]]
             if any(companion is not None and companion.kind != kind_of(group) for companion in tied):
                 self._begin(group)
-        self.run = dict(state_dict["run"])
+        self.run = dict(runs[0])
+        self._ranks.loaded = True
+
+    def check(self) -> None:
+        """Compare settings and weights of all ranks now: for the end of a run. All ranks call it together.
+
+        Weights are compared in the first step, in every hundredth, and in the first after loading a state.
+
+        Raises:
+            RuntimeError: They differ; the message names ranks and weights.
+        """
+        self._ranks.check(self)
+
+    @property
+    def suspects(self) -> list[int]:
+        """Ranks whose votes look inverted or random (:mod:`spingrad.distributed.agreement`)."""
+        return self._ranks.vote.agreement.suspects() if isinstance(self._ranks, Voting) else []
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first weight."""
+        own: torch.device = self.binary_groups[0]["params"][0].device
+        return own
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "per_rank", "run")}
+        own = {name: self.__dict__[name] for name in ("solver", "on_nonfinite", "ranks", "run")}
         companions = [[companion_of(weight) for weight in group["params"]] for group in self.param_groups]
         return super().__getstate__() | own | {"companions": companions}
 
@@ -400,10 +455,12 @@ class QPSBGD(Optimizer):
         super().__setstate__(state)
         if companions is None:
             return  # load_state_dict
-        self._pool = Pool()
+        self._pool, self._ready, self._group, self._ranks = Pool(), True, None, Alone()
+        self._adamw = AdamW([torch.zeros(())])
         for group, known in zip(self.param_groups, companions, strict=True):
             for weight, companion in zip(group["params"], known, strict=True):
-                weight.companion = companion
+                if companion is not None:
+                    weight.companion = companion
             self._begin(group)
 
 
@@ -432,13 +489,6 @@ def _name(group: dict[str, Any], index: int) -> str:
     return f"layer {index} (weight of shape {tuple(group['params'][index].shape)})"
 
 
-def _with_run(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state in which that of the run stands by itself, and not in the groups alone."""
-    groups = state_dict.get("param_groups")
-    first = groups[0] if isinstance(groups, list) and groups else None
-    return {"run": first["run"]} | state_dict if isinstance(first, dict) and "run" in first else state_dict
-
-
 def companion_of(weight: Tensor) -> Companion | None:
     """What ties a weight to its layers, if ``binary_parameters(model)`` has listed it."""
     return getattr(weight, "companion", None)
@@ -458,16 +508,6 @@ def _facts(gradient: Gradient) -> Tensor:  # (3,)
         return torch.stack([total, total * 0, total * 0])
     low, high = torch.aminmax(sketch)
     return torch.stack([total, sketch[:, -1, 0].amax().double(), torch.maximum(-low, high).double()])
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts])
-
-
-def _regrouped(solutions: list[Solution], posed: list[list[BinaryQuadratic]]) -> list[list[Solution]]:
-    """The solutions of each weight's problems."""
-    ends = accumulate(len(problems) for problems in posed)
-    return [solutions[end - len(problems) : end] for end, problems in zip(ends, posed, strict=True)]
 
 
 def _end(companions: list[tuple[Companion, Tensor | None]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from spingrad._files import FileFormatError, cache_folder, to_line, write_atomically
+from spingrad._files import FileFormatError, cache_folder, read_record, to_line, write_atomically
 from spingrad.qpu.chip import Chip, client_module
 
 Clique = list[list[int]]
@@ -191,19 +191,18 @@ def _kept(path: Path) -> Any:
     """What the cache holds, to be checked by ``is_layout``; ``None`` if it is nothing or damaged."""
     if not path.exists():
         return None
-    content = b"no file"
+    start = b"no file"
     if path.is_file():  # a pipe would not end
         with open(path, "rb") as file:
-            content = file.read(LARGEST)
-    if content and not content.startswith(FIRST_LINE):
+            start = file.read(len(FIRST_LINE))
+    if start and start != FIRST_LINE:
         raise FileFormatError(
             f"expected a layout that spingrad has cached, {path} is something else. It was not changed; move "
             "it away, and a new layout is made"
         )
     try:
-        cliques = json.loads(content[len(FIRST_LINE) :])["record"]
-        return cliques if to_file(cliques) == content else None
-    except (ValueError, LookupError, TypeError, RecursionError):
+        return read_record(path, FIRST_LINE, LARGEST)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -11,7 +11,7 @@ from spingrad import _figures
 from spingrad.qpu.chip import Chip, Floats, Ints
 from spingrad.qpu.embedding import lattice_module
 from spingrad.qpu.journal import MICRO, Attempt, Journal
-from spingrad.qpu.packing import Page, unpacked
+from spingrad.qpu.packing import Page, Spins, unpacked, unpacked_gauge
 from spingrad.qpu.service import Answer
 
 if TYPE_CHECKING:
@@ -41,6 +41,16 @@ class AnsweredCall:
         return answer
 
     @cached_property
+    def gauge(self) -> Spins:  # (spins,)
+        """The signs by which the spins were turned."""
+        return unpacked_gauge(self.attempt.facts["gauge"], int(self.page.starts[-1]))
+
+    @cached_property
+    def spins(self) -> Spins:  # (samples, qubits)
+        """The samples, turned back from the gauge in which they were read."""
+        return self.answer.spins * self.gauge[self.page.spin_of]
+
+    @cached_property
     def units(self) -> list[int]:  # one for each clique
         """The unit on each clique; copies of a unit have the same number."""
         return list(self.attempt.facts["units"])
@@ -55,8 +65,9 @@ class AnsweredCall:
     @cached_property
     def chain_breaks(self) -> Floats:  # (cliques,)
         """The share of broken chains, over all reads."""
-        spins, occurrences, _ = self.answer
-        broken = np.average(self.page.chains(spins)[1], axis=0, weights=occurrences)  # (spins,)
+        broken = np.average(
+            self.page.chains(self.spins)[1], axis=0, weights=self.answer.occurrences
+        )  # (spins,)
         return np.add.reduceat(broken, self.page.starts[:-1]) / np.diff(self.page.starts)
 
     def excess_energies(self) -> dict[int, Floats]:  # layer -> (samples,)
@@ -67,8 +78,8 @@ class AnsweredCall:
         """
         problems = unpacked(self.attempt.facts["problems"])
         problem_of = dict(zip(dict.fromkeys(self.units), problems, strict=True))
-        spins, occurrences = self.answer.spins, self.answer.occurrences
-        readings = self.page.read(spins, occurrences, [problem_of[unit] for unit in self.units])
+        occurrences = self.answer.occurrences
+        readings = self.page.read(self.spins, occurrences, [problem_of[unit] for unit in self.units])
         best: dict[int, float] = {}
         for unit, reading in zip(self.units, readings, strict=True):
             best[unit] = min(best.get(unit, 0.0), float(reading.energies.min()))

@@ -11,6 +11,7 @@ when the file is opened.
 import hashlib
 import json
 import math
+import os
 import secrets
 import sqlite3
 import threading
@@ -37,6 +38,7 @@ TABLES = (
     "CREATE TABLE ledger (events INTEGER NOT NULL, spent_us REAL NOT NULL, sum BLOB NOT NULL)",
 )
 LARGEST = 32 * 2**20  # bytes of one event, and of its data once inflated
+LARGEST_FILE = 2**36  # bytes of a journal
 PATIENCE = 60.0  # seconds to wait for a program that reads the file
 
 
@@ -167,7 +169,7 @@ class Journal:
         if self.path.exists():
             _check_kind(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._run_lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
+        self._run_lock = FileLock(f"{os.path.realpath(self.path)}.lock", timeout=0, thread_local=False)
         try:
             self._run_lock.acquire()
         except Timeout:
@@ -457,6 +459,8 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
     try:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
         database.execute("PRAGMA trusted_schema = OFF")
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        database.execute(f"PRAGMA max_page_count = {LARGEST_FILE // size}")
         database.execute("PRAGMA synchronous = EXTRA")  # FULL may lose the last event in a power cut
     except BaseException:
         database.close()
@@ -471,7 +475,8 @@ def _check_kind(path: Path) -> None:
             f"{path} is empty, and a journal never is. If it was the journal of a run, restore it from a "
             "copy: without it, jobs may be paid twice. To start a new run, delete it"
         )
-    path.stat()  # raises an error if it does not exist
+    if (size := path.stat().st_size) > LARGEST_FILE:  # SQLite takes memory for each page of a file
+        raise JournalError(f"{path} has {size:,} bytes, and a journal at most {LARGEST_FILE:,}")
     mark = version = 0
     if path.is_file():
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"

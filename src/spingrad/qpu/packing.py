@@ -28,6 +28,10 @@ class Ising(NamedTuple):
     def energies(self, spins: npt.NDArray[np.floating]) -> Floats:  # (reads, n) -> (reads,)
         return np.asarray(spins @ self.h + ((spins @ self.J) * spins).sum(1))
 
+    def in_gauge(self, gauge: Spins) -> "Ising":  # (n,)
+        """The same problem over the spins times these signs."""
+        return Ising(self.h * gauge, self.J * np.outer(gauge, gauge))
+
 
 class Programmed(NamedTuple):
     """What is sent to the chip: a bias for each used qubit, and a coupling for each coupler between two."""
@@ -88,6 +92,15 @@ class Page:
         """A name of the layout; equal cliques on equal chips have equal names."""
         text = json.dumps([self.chip.key, *self.cliques])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def random_gauge(self, key: str) -> Spins:  # (spins,)
+        """A sign for each spin of each clique, drawn from a key."""
+        rng = np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest()))
+        return rng.choice(np.array([-1, 1], dtype=np.int8), int(self.starts[-1]))
+
+    def by_clique(self, spins: Spins) -> list[Spins]:
+        """The spins of each clique."""
+        return np.split(spins, self.starts[1:-1])
 
     def program(self, problems: Sequence[Ising], prefactor: float = PREFACTOR) -> Programmed:
         """Map one problem to each clique, scaled to use the chip's full range.
@@ -205,6 +218,17 @@ def _repaired(problem: Ising, spins: Floats, broken: npt.NDArray[np.bool_]) -> F
     repaired = spins.copy()
     repaired[damaged] = S
     return repaired
+
+
+def packed_gauge(gauge: Spins) -> str:
+    """Signs for the journal, eight in a byte."""
+    return base64.b64encode(np.packbits(gauge > 0).tobytes()).decode()
+
+
+def unpacked_gauge(kept: str, count: int) -> Spins:  # (count,)
+    """The signs that :func:`packed_gauge` stored."""
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(kept), np.uint8), count=count)
+    return 2 * bits.astype(np.int8) - 1
 
 
 def packed(problems: Sequence[Ising]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from spingrad import _figures
-from spingrad._files import FileFormatError, to_line, write_atomically
+from spingrad._files import FileFormatError, read_record, to_line, write_atomically
 from spingrad.problem import BinaryQuadratic
 from spingrad.qpu.chip import Chip, Floats, Ints
 from spingrad.qpu.inspect import CHAIN_COLOURS, colour_of, draw_lines, places, shades_of
@@ -146,12 +147,8 @@ def load_samples(path: str | Path) -> tuple[Chip, list[SampledCall]]:
         >>> [(call.layer, call.units, int(call.occurrences.sum())) for call in calls]
         [(0, [0], 10), (0, [1], 10)]
     """
-    with open(path, "rb") as file:
-        content = file.read(LARGEST)
     try:
-        record = json.loads(content.removeprefix(FIRST_LINE))["record"]
-        if FIRST_LINE + to_line(json.dumps(record).encode()) != content:
-            raise ValueError("the checksum does not fit")
+        record = read_record(Path(path), FIRST_LINE, LARGEST)
         return Chip(record["chip"], None, record["graph"]), [_from_json(call) for call in record["calls"]]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise FileFormatError(
@@ -225,7 +222,9 @@ def _from_json(kept: dict[str, Any]) -> SampledCall:
     energies = np.array(kept["energies"], dtype=np.float64)
     shape = (*energies.shape, len(kept["chains"][0]))
     packed = np.frombuffer(base64.b64decode(kept["bits"]), np.uint8)
-    bits = np.unpackbits(packed, count=int(np.prod(shape))).reshape(shape)
+    if len(packed) != -(-math.prod(shape) // 8):  # or else it would be filled up with zeros
+        raise ValueError(f"samples of shape {shape} do not have {len(packed):,} bytes")
+    bits = np.unpackbits(packed, count=math.prod(shape)).reshape(shape)
     return SampledCall(
         int(kept["layer"]),
         kept["units"],

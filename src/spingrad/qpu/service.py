@@ -491,21 +491,30 @@ def _is_loopback(host: str) -> bool:
 
 
 _tokens: set[str] = set()
+_CLIENTS = "dwave", "urllib3", "requests"
 
 
 def _keep_out_of_logs(token: Secret) -> None:
-    """Remove the token from everything that D-Wave's client logs from now on."""
+    """Remove the token from everything that D-Wave's client logs from now on.
+
+    Records are changed where they are made: a filter of a logger does not see those of loggers below it, and
+    the client makes some of its loggers late.
+    """
+    if not _tokens:
+        make = logging.getLogRecordFactory()
+
+        def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
+            record = make(*args, **kwargs)
+            return _scrubbed(record) if record.name.split(".")[0] in _CLIENTS else record
+
+        logging.setLogRecordFactory(made)
     _tokens.add(token)
-    client_module("dwave.cloud")
-    for name in list(logging.Logger.manager.loggerDict):
-        if name.split(".")[0] in ("dwave", "urllib3", "requests"):
-            logging.getLogger(name).addFilter(_scrub)
 
 
-def _scrub(record: logging.LogRecord) -> bool:
+def _scrubbed(record: logging.LogRecord) -> logging.LogRecord:
     message = scrubbed = record.getMessage()
     for token in _tokens:
         scrubbed = scrubbed.replace(token, "<token>")
     if scrubbed != message:
         record.msg, record.args = scrubbed, ()
-    return True
+    return record

@@ -11,6 +11,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from spingrad.problem import BinaryQuadratic
 from spingrad.qpu.calls import Call, block_sizes, calls_for
 from spingrad.qpu.chip import Chip
 from spingrad.qpu.journal import MICRO, BudgetError, Journal
-from spingrad.qpu.packing import PREFACTOR, Ising, Reading, Spins, packed
+from spingrad.qpu.packing import PREFACTOR, Ising, Reading, Spins, packed, packed_gauge
 from spingrad.qpu.service import QPUService
 from spingrad.qpu.submission import GraphChangedError, Submission
 from spingrad.solvers.base import Info, Solution, Solver, checked_start
@@ -32,6 +33,7 @@ REPLAYED = (
     "block_size",
     "num_sweeps",
     "chain_strength_prefactor",
+    "spin_reversal",
     "reverse_schedule",
     "reinitialize_state",
     "sample_kwargs",
@@ -72,6 +74,10 @@ class QPUSolver(Solver):
         block_size: Most spins of a unit that are on the chip at once.
         num_sweeps: Passes over the blocks of a wide layer.
         chain_strength_prefactor: Prefactor of uniform torque compensation.
+        spin_reversal: Whether each call sets every spin of every copy of a unit upright or upside down at
+            random, by a *gauge* drawn from the step's seed, and turns the samples back. An error that a qubit
+            keeps then pushes a spin up in one step and down in the next. It takes no further reads. It is
+            off, as in D-Wave's samplers: whether it trains better networks on a real chip is not known.
         reverse_schedule: Points (microseconds, ``s``) of the anneal from given spins, from ``s = 1`` back to
             a smaller one and forward to 1. It replaces ``annealing_time`` and ``anneal_schedule`` there.
         reinitialize_state: Whether each read begins at the given spins, or where the read before has ended.
@@ -104,6 +110,7 @@ class QPUSolver(Solver):
         block_size: int = 32,
         num_sweeps: int = 1,
         chain_strength_prefactor: float = PREFACTOR,
+        spin_reversal: bool = False,
         reverse_schedule: Sequence[Sequence[float]] = REVERSE_SCHEDULE,
         reinitialize_state: bool = True,
         deadline: float = 600.0,
@@ -127,6 +134,7 @@ class QPUSolver(Solver):
             )
         self.num_reads, self.block_size, self.num_sweeps = num_reads, block_size, num_sweeps
         self.chain_strength_prefactor, self.sample_kwargs = chain_strength_prefactor, sample_kwargs
+        self.spin_reversal = spin_reversal
         self.reverse_schedule = checked_reverse(reverse_schedule)
         self.reinitialize_state = reinitialize_state
         self.fallback, self.calls_in_flight = fallback, calls_in_flight
@@ -288,17 +296,22 @@ class QPUSolver(Solver):
         return kept | schedule
 
     def _call(self, call: Call, units: "list[_Unit]", key: str, stopped: Event) -> list[Reading]:
-        problems, starts = [unit.ising for unit in units], [unit.start for unit in units]
-        programmed = call.page.program(problems, self.chain_strength_prefactor)
+        page, problems = call.page, [unit.ising for unit in units]
+        gauge = page.random_gauge(key) if self.spin_reversal else np.ones(page.starts[-1], np.int8)
+        turned = list(zip(units, page.by_clique(gauge), strict=True))
+        sent = [unit.ising.in_gauge(signs) for unit, signs in turned]
+        programmed = page.program(sent, self.chain_strength_prefactor)
         own = self._params(_reverse(units))
         params = {"num_reads": call.num_reads, **own, "answer_mode": "histogram", "auto_scale": False}
         if _reverse(units):
-            params["initial_state"] = call.page.state([start for start in starts if start is not None])
+            starts = [unit.start * signs for unit, signs in turned if unit.start is not None]
+            params["initial_state"] = page.state(starts)
         once = dict(zip(call.units, problems, strict=True))
-        facts = {"layout": call.page.name, "units": call.units, "problems": packed(list(once.values()))}
+        facts = {"layout": page.name, "units": call.units, "problems": packed(list(once.values()))}
+        facts["gauge"] = packed_gauge(gauge)
         cost = call.cost_us(**own)
-        answer = self._submission.sample(programmed, call.page.chip, key, cost, params, stopped, **facts)
-        return call.page.read(answer.spins, answer.occurrences, problems)
+        answer = self._submission.sample(programmed, page.chip, key, cost, params, stopped, **facts)
+        return page.read(answer.spins * gauge[page.spin_of], answer.occurrences, problems)
 
 
 class _Unit(NamedTuple):

@@ -5,13 +5,15 @@ import torch
 from torch import Tensor
 
 from spingrad._numbers import check_whole
-from spingrad.kernels.descent import MOST_DESCENTS, Array, anneal_, flip_, has_kernel, logistic
+from spingrad.kernels.compiled import Array
+from spingrad.kernels.operators import anneal_
+from spingrad.kernels.plain import LANES
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Solution, Solver, checked_start
 
 NARROW = 64  # inputs; up to here problems are hard and sweeps are cheap
 COLD = 0.1  # last temperature, in units of the mean coupling of a spin with itself
-BLOCK = 32
+NOISE = 2**16  # random numbers to choose a beginning from
 
 
 class AnnealingSolver(Solver):
@@ -23,7 +25,8 @@ class AnnealingSolver(Solver):
     down in some sweeps, and descends without noise. The next read heats up the best spins that each unit has
     found so far, with a temperature at which most spins stay.
 
-    On CPUs in single precision a compiled kernel does this (extra ``fast``), elsewhere torch.
+    All devices draw the same noise and set the same spins, up to rounding
+    (``spingrad.kernels.operators``).
 
     Args:
         num_reads: Reads, each from the best spins so far. By default 200 with a fan-in of 64 or less, else
@@ -53,48 +56,17 @@ class AnnealingSolver(Solver):
         Z, H = small.Z, small.H.T
         temperatures = float(Z.square().sum(0).mean()) * np.geomspace(hot, COLD, sweeps)
         start = None if initial is None else checked_start(problem, initial).T.contiguous()
-        U = None if start is None else start @ Z.T
-        G = H.new_zeros(H.shape) if start is None else start
-        if has_kernel(H, len(Z), "auto"):
-            anneal_(Z, H, G, temperatures, reads, seed, U)
-        else:
-            G = _anneal(Z, H, G, temperatures, reads, seed, U)
+        random = np.random.default_rng(seed)
+        wide = -(-small.num_spins // 4) * 4  # kernels take four spins at a time
+        noise = torch.from_numpy(logistic(random, NOISE + wide * LANES)).to(H)
+        places = random.integers(0, NOISE, (-(-len(H) // LANES), reads, sweeps))
+        where = torch.from_numpy(places).to(H.device)
+        G = torch.empty_like(H, memory_format=torch.contiguous_format) if start is None else start
+        anneal_(Z, H, G, temperatures.tolist(), noise, where, started=start is not None)
         return Solution(problem, G.T)
 
 
-def _anneal(
-    Z: Tensor, H: Tensor, G: Tensor, temperatures: Array, reads: int, seed: int, U: Tensor | None
-) -> Tensor:  # (m, n)
-    """What the kernel does, in torch, on any device."""
-    random, started = np.random.default_rng(seed), U is not None
-    blocks = [(z.T @ z, z) for z in Z.split(BLOCK, 1)]
-    U = G @ Z.T if U is None else U
-
-    def sweep(fields: Tensor) -> bool:
-        """Set spin after spin; whether any has changed."""
-        changed = torch.zeros((), device=G.device)
-        for (K, z), h, g in zip(blocks, fields.split(BLOCK, 1), G.split(BLOCK, 1), strict=True):
-            change = flip_(K, torch.addmm(h, U, z, alpha=-1), g)
-            U.addmm_(change, z.T)
-            changed += change.abs().sum()
-        return bool(changed)
-
-    def energy() -> Tensor:
-        return U.square().sum(1) - 2 * (H * G).sum(1)
-
-    best, outputs = G.clone(), U.clone()
-    lowest = energy() if started else H.new_full((len(H),), torch.inf)
-    for _ in range(reads):
-        for temperature in temperatures:
-            noise = torch.from_numpy(logistic(random, H.numel())).view(H.shape)
-            sweep(H + float(temperature) * noise.to(H))
-        for _ in range(MOST_DESCENTS):
-            if not sweep(H):
-                break
-        found = energy()
-        lower = (found < lowest)[:, None]
-        best, outputs = torch.where(lower, G, best), torch.where(lower, U, outputs)
-        lowest = torch.minimum(found, lowest)
-        G.copy_(best)
-        U.copy_(outputs)
-    return best
+def logistic(random: np.random.Generator, count: int) -> Array:
+    """Random numbers for which ``sign(f + T · number)`` is +1 with probability ``1 / (1 + exp(-f / T))``."""
+    uniform = random.random(count, np.float32).clip(1e-7, 1 - 1e-7)
+    return np.asarray(np.log(uniform / (1 - uniform)), np.float32)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -132,6 +132,20 @@ def check_spins(name: str, problem: BinaryQuadratic, spins: Tensor) -> None:
             f"{float(spins.max()):g}; expected the shape {tuple(problem.H.shape)}, of inputs and units, and "
             "every entry -1 or +1. spingrad.testing.check_solver(solver) tests a solver"
         )
+
+
+def solved(solver: Solver, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
+    """The solver's answers. If it is not of this package, they are checked, and get the problem's dtype."""
+    solutions = solver.solve_all(problems, seed=seed)
+    if type(solver).__module__.partition(".")[0] == "spingrad":
+        return solutions
+    name = type(solver).__name__
+    if len(solutions) != len(problems):
+        raise ValueError(f"{name} returned {len(solutions)} solutions of {len(problems)} problems")
+    for problem, solution in zip(problems, solutions, strict=True):
+        check_spins(name, problem, solution.spins)
+    pairs = zip(problems, solutions, strict=True)
+    return [replace(solution, spins=solution.spins.to(problem.H)) for problem, solution in pairs]
 
 
 def derive_seed(*keys: int) -> int:

@@ -1,7 +1,6 @@
-"""A whole layer at once: error feedback from zero, then descent, block of inputs by block."""
+"""A whole layer at once: error feedback from zero, then descent over single spins."""
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -9,54 +8,39 @@ from torch import Tensor
 
 from spingrad._memory import Pool
 from spingrad._numbers import check_whole
-from spingrad.kernels.descent import (
-    HAS_NUMBA,
-    Backend,
-    descend_,
-    descend_together_,
-    fits_kernel,
-    flip_,
-    has_kernel,
-)
+from spingrad.kernels.operators import descend_
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
-from spingrad.solvers.base import Solution, Solver, checked_start, derive_seed
+from spingrad.solvers.base import Solution, Solver, checked_start
 
 SMALL_FAN_IN = 32
 FEW_UNITS = 8  # of problems that are solved together
 FEW_ROWS = 64  # up to here one sweep spin by spin is as fast as one by large blocks
-NO_NUMBA = (
-    f"numba is not installed: layers of more than {SMALL_FAN_IN} inputs get one sweep by blocks in place of "
-    'two over single spins; accuracy may be lower. pip install "spingrad[fast]", or set num_sweeps'
-)
 
 
 class BlockDescentSolver(Solver):
-    """Descend on all units together, a block of inputs at a time; the default solver.
+    """Descend on all units of a layer together; the default solver.
 
     The first sweep starts at ``G = 0`` and sets every spin once. The outputs ``U = Z G`` of the spins set so
     far are fed back into the fields of those that follow (starting at the sign of ``H`` would overshoot):
 
-        ``G_b = sign(H_b - Z_bᵀ U),  U ← U + Z_b G_b``
+        ``g_i = sign(H_i - z_iᵀ U),  U ← U + z_i g_i``
 
     Its cost is at most two matrix products, linear in rows, inputs and units. Further sweeps visit the
-    spins in the same order and flip each whose flip lowers the energy, so the energy never rises.
+    spins in the same order and flip each whose flip lowers the energy, so the energy never rises. All
+    devices set the same spins, up to rounding (``spingrad.kernels.operators``).
+
+    Problems with many rows, as of ``rank=None``, get one sweep by default, which sets a third of the inputs
+    at once. It is two large matrix products, and with many rows single spins are hardly better.
 
     One or two sweeps are enough for wide layers, which are almost convex. Small layers are combinatorial:
     there descent stalls above the optimum, and restarts from random spins help.
 
     Args:
-        num_sweeps: Sweeps, the first included. By default 8 with a fan-in of 32 or less; 2 in wider layers
-            with at most 64 rows where numba sets single spins (CPU, single precision); else 1, with a warning
-            if numba is missing.
+        num_sweeps: Sweeps, the first included. By default 8 with a fan-in of 32 or less; in wider layers 2
+            with at most 64 rows, else 1.
         num_reads: Starts, of which the best is kept: zero, then random spins. By default 1, or 8 with a
             fan-in of 32 or less.
-        block_size: Spins set at once in the first sweep from zero. By default 1 with a fan-in of 32 or less.
-            Wider layers have blocks of 1 where numba sets single spins and there are at most 64 rows or
-            several sweeps; else of 32 if more sweeps follow or there are at most 32 rows; else of about a
-            third of the fan-in.
-        backend: Who sets single spins: ``"numba"`` (CPU only, extra ``fast``), ``"torch"``, or by default
-            numba where it can.
 
     Example:
         >>> problem = BinaryQuadratic.least_squares(torch.eye(2), torch.tensor([[3.0], [-0.5]]))
@@ -67,23 +51,11 @@ class BlockDescentSolver(Solver):
 
     keeps_starts = True
 
-    def __init__(
-        self,
-        num_sweeps: int | None = None,
-        num_reads: int | None = None,
-        block_size: int | None = None,
-        backend: Backend = "auto",
-    ) -> None:
-        counts = {"num_sweeps": num_sweeps, "num_reads": num_reads, "block_size": block_size}
-        for name, value in counts.items():
+    def __init__(self, num_sweeps: int | None = None, num_reads: int | None = None) -> None:
+        for name, value in {"num_sweeps": num_sweeps, "num_reads": num_reads}.items():
             if value is not None:
                 check_whole(name, value, 1)
-        if backend == "numba" and not HAS_NUMBA:
-            raise ImportError('backend="numba" needs numba: pip install "spingrad[fast]"')
-        if backend not in ("auto", "numba", "torch"):
-            raise ValueError(f'backend is "auto", "numba" or "torch", got {backend!r}')
         self.num_sweeps, self.num_reads = num_sweeps, num_reads
-        self.block_size, self.backend = block_size, backend
         self._pool = Pool()
 
     @classmethod
@@ -102,67 +74,44 @@ class BlockDescentSolver(Solver):
         if reads > 1:
             return Solution(problem, self._best_of(small, reads, sweeps, seed, start).T)
         if start is not None:
-            self._descend(small, small.H.T, start, sweeps, start @ small.Z.T)
+            descend_(small.Z, small.H.T, start, sweeps, started=True)
             return Solution(problem, start.T)
         H = small.H.T  # (m, n), the layout of a weight: transposing it costs as much as a sweep
         G = self._pool.empty(len(H), H.shape[1] + 16, H)[:, :-16]  # rows that are not 4096 bytes apart
-        block = self._block_size(small, sweeps)
-        if block == 1:
-            self._descend(small, H, G, sweeps)
+        if sweeps == 1 and _by_blocks(small):
+            _error_feedback(small.Z, H, G)
         else:
-            U = self._error_feedback(small, H, G, block, last=sweeps == 1)
-            if sweeps > 1:
-                self._descend(small, H, G, sweeps - 1, U)
+            descend_(small.Z, H, G, sweeps)
         return Solution(problem, G.T)
 
     def solve_all(self, problems: Sequence[BinaryQuadratic], *, seed: int = 0) -> list[Solution]:
         """Solve the problems of one step; neighbours of few units and one shape, such as groups, together."""
         solutions = []
-        for number, (_, alike) in enumerate(groupby(problems, _form)):
-            together, own = [*alike], derive_seed(seed, number)
-            if len(together) == 1:
-                solutions.append(self.solve(together[0], seed=own))
-            elif together[0].num_units <= FEW_UNITS:
-                solutions += self._solve_together(together, own)
+        for _, alike in groupby(problems, _form):
+            together = [*alike]
+            if len(together) > 1 and together[0].num_units <= FEW_UNITS:
+                solutions += self._solve_together(together, seed)
             else:
-                solutions += super().solve_all(together, seed=own)
+                solutions += [self.solve(problem, seed=seed) for problem in together]
         return solutions
 
     def _solve_together(self, problems: list[BinaryQuadratic], seed: int) -> list[Solution]:
         """Single spins of all problems at once."""
         sweeps, reads = self._effort(problems[0])
-        n, m = problems[0].H.shape
-        Z, H = torch.stack([p.Z for p in problems]), torch.stack([p.H.T.repeat(reads, 1) for p in problems])
-        K = Z.mT @ Z
-        G = _starts(H.flatten(0, 1).view(len(Z), reads, m, n).transpose(0, 1).flatten(0, 2), len(Z) * m, seed)
-        G = G.view(reads, len(Z), m, n).transpose(0, 1).reshape(len(Z), reads * m, n)
-        descend_together_(K, H - G @ K, G, sweeps, self.backend)
-        energy = ((G @ K - 2 * H) * G).sum(2).view(len(Z), reads, m)
-        best = energy.argmin(1)[:, None, :, None].expand(-1, 1, m, n)
-        spins = G.view(len(Z), reads, m, n).gather(1, best)[:, 0]
+        Z, H = torch.stack([p.Z for p in problems]), torch.stack([p.H.T for p in problems])
+        F = H.repeat(1, reads, 1)  # restarts are more units
+        G = _starts(H, reads, seed).movedim(0, 1).flatten(1, 2)
+        descend_(Z, F, G, sweeps, started=True)
+        energy = (G @ Z.mT).square().sum(2) - 2 * (F * G).sum(2)
+        best = energy.unflatten(1, (reads, -1)).argmin(1)[:, None, :, None].expand(-1, -1, -1, H.shape[2])
+        spins = G.unflatten(1, (reads, -1)).gather(1, best)[:, 0]
         return [Solution(problem, own.T) for problem, own in zip(problems, spins, strict=True)]
 
     def _effort(self, problem: BinaryQuadratic) -> tuple[int, int]:
         """Sweeps and reads, chosen by the size of the problem where not given."""
         if problem.num_spins <= SMALL_FAN_IN:
             return self.num_sweeps or 8, self.num_reads or 8
-        r = len(problem.Z)
-        cheap = r <= FEW_ROWS and has_kernel(problem.H.T, r, self.backend)
-        chosen = self.num_sweeps is not None or self.backend == "torch"
-        if not (HAS_NUMBA or chosen) and r <= FEW_ROWS and fits_kernel(problem.H.T, r):
-            warnings.warn(NO_NUMBA, stacklevel=3)
-        return self.num_sweeps or (2 if cheap else 1), self.num_reads or 1
-
-    def _block_size(self, problem: BinaryQuadratic, sweeps: int) -> int:
-        """How many spins the first sweep sets at once."""
-        r, n = problem.Z.shape
-        if self.block_size or n <= SMALL_FAN_IN:
-            return self.block_size or 1
-        if (sweeps > 1 or r <= FEW_ROWS) and has_kernel(problem.H.T, r, self.backend):
-            return 1
-        if sweeps > 1 or r <= 32:
-            return 32
-        return 16 * -(-n // 48)  # larger is faster, and as good with many rows; whole vector registers
+        return self.num_sweeps or (2 if len(problem.Z) <= FEW_ROWS else 1), self.num_reads or 1
 
     def _best_of(
         self, problem: BinaryQuadratic, reads: int, sweeps: int, seed: int, start: Tensor | None
@@ -170,62 +119,50 @@ class BlockDescentSolver(Solver):
         """The best of several starts for every unit; restarts are more units, so one descent takes all."""
         n, m = problem.H.shape
         H, Z = problem.H.T.repeat(reads, 1), problem.Z
-        G = _starts(H, m, seed)
+        G = _starts(problem.H.T, reads, seed).flatten(0, 1)
         if start is not None:
             G[m : 2 * m] = start
-        self._descend(problem, H, G, sweeps, G @ Z.T)
+        descend_(Z, H, G, sweeps, started=True)
         energy = (G @ Z.T).square().sum(1) - 2 * (H * G).sum(1)
         best = energy.view(reads, m).argmin(0)
         return G.view(reads, m, n)[best, torch.arange(m, device=best.device)]
-
-    def _error_feedback(
-        self, problem: BinaryQuadratic, H: Tensor, G: Tensor, size: int, last: bool
-    ) -> Tensor:  # -> (m, r)
-        """Spins from zero, one block after the other, each block knowing the outputs of those before it.
-
-        ``G`` (m, n) receives the spins. Returns their outputs; after the ``last`` sweep some are missing.
-        """
-        one, U = G.new_ones(()), H.new_zeros(len(H), len(problem.Z))
-        for own, z in _blocks(problem, size):
-            g = G[:, own]
-            field = H[:, own] if own.start == 0 else torch.addmm(H[:, own], U, z, alpha=-1, out=g)
-            torch.copysign(one, field, out=g)  # a tie may fall either way
-            if not last or own.stop < problem.num_spins:
-                U.addmm_(g, z.T)
-        return U
-
-    def _descend(
-        self, problem: BinaryQuadratic, H: Tensor, G: Tensor, sweeps: int, U: Tensor | None = None
-    ) -> None:
-        """Set spin after spin of ``G`` (m, n) to the sign of its field; without ``U`` (m, r) from zero."""
-        if has_kernel(H, len(problem.Z), self.backend):
-            descend_(problem.Z, H, G, sweeps, U)
-            return
-        if U is None:
-            G.zero_()
-            U = H.new_zeros(len(H), len(problem.Z))
-        blocks = [(z.T @ z, z, H[:, own], G[:, own]) for own, z in _blocks(problem, 32)]
-        for _ in range(sweeps):
-            for K, z, h, g in blocks:
-                U.addmm_(flip_(K, torch.addmm(h, U, z, alpha=-1), g, self.backend), z.T)
 
 
 def _form(problem: BinaryQuadratic) -> tuple[object, ...]:
     return problem.Z.shape, problem.H.shape, problem.H.dtype, problem.H.device
 
 
-def _starts(H: Tensor, first: int, seed: int) -> Tensor:
-    """Zero for the first units, random spins for the others, which turn round where their fields do."""
+def _starts(H: Tensor, reads: int, seed: int) -> Tensor:  # (..., n) -> (reads, ..., n)
+    """Zero for the first read, random spins for the others, which turn round where their fields do.
+
+    They are the same for all units, whose answers then do not depend on which units are solved together.
+    """
     generator = torch.Generator().manual_seed(seed)
-    random = torch.randint(2, (len(H) - first, H.shape[1]), generator=generator).mul_(2).sub_(1)
-    return torch.cat([H.new_zeros(first, H.shape[1]), random.to(H) * spins_of(H[first:])])
+    random = torch.randint(2, (reads - 1, H.shape[-1]), generator=generator).mul_(2).sub_(1).to(H)
+    random = random.view(-1, *[1] * (H.ndim - 1), H.shape[-1])
+    return torch.cat([torch.zeros_like(H)[None], random * spins_of(H)])
 
 
-def _blocks(problem: BinaryQuadratic, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """About ``size`` inputs at a time: which, and their columns of ``Z``."""
-    start = 0
-    for z in problem.Z.split(size, dim=1):
-        yield slice(start, start := start + z.shape[1]), z
+def _by_blocks(problem: BinaryQuadratic) -> bool:
+    """Whether one sweep by large blocks is faster than one over single spins."""
+    return problem.num_spins > SMALL_FAN_IN and len(problem.Z) > FEW_ROWS
+
+
+def _error_feedback(Z: Tensor, H: Tensor, G: Tensor) -> None:
+    """Spins from zero, a third of the inputs after the other, each third knowing the outputs before it.
+
+    ``G`` (m, n) receives the spins.
+    """
+    n = Z.shape[1]
+    size = 16 * -(-n // 48)  # whole vector registers
+    one, U = G.new_ones(()), H.new_zeros(len(H), len(Z))
+    for first in range(0, n, size):
+        own = slice(first, first + size)
+        z, g = Z[:, own], G[:, own]
+        field = H[:, own] if first == 0 else torch.addmm(H[:, own], U, z, alpha=-1, out=g)
+        torch.copysign(one, field, out=g)  # a tie may fall either way
+        if first + size < n:
+            U.addmm_(g, z.T)
 
 
 def _compression_pays(problem: BinaryQuadratic, sweeps: int) -> bool:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from spingrad._numbers import check_whole
+from spingrad.kernels.compiled import HAS_NUMBA, compiled
 from spingrad.kernels.decode import decode
-from spingrad.kernels.descent import HAS_NUMBA, compiled
 from spingrad.nn.sign import spins_of
 from spingrad.problem import BinaryQuadratic
 from spingrad.solvers.base import Info, Solution, Solver, checked_start
@@ -64,7 +64,7 @@ class ExactSolver(Solver):
         spins = spins_of(problem.H).cpu()  # right for inputs that are always zero
         Z = problem.Z
         used = (Z != 0).any(0)
-        if used.any():
+        if used.any() and problem.num_units:
             part = replace(problem, Z=Z[:, used], H=problem.H[used])
             start = None if start is None else start[used]
             spins[used.cpu()], info = self._search_used(part, start, seed)
@@ -200,8 +200,8 @@ def _enumerate(problem: BinaryQuadratic) -> Tensor:  # (n, m)
     bits = torch.arange(2**n, device=device)[:, None] >> torch.arange(n, device=device)
     every = (bits & 1).mul_(2).sub_(1).to(problem.H)  # (2^n, n)
     own = (every @ problem.Z.T).square().sum(1)
-    best = [(own - 2 * every @ h).argmin() for h in problem.H.T]
-    return every[torch.stack(best)].T
+    best = [int((own - 2 * every @ h).argmin()) for h in problem.H.T]
+    return every[best].T
 
 
 def _tightest_shifts(gram: Tensor, fields: Tensor, alone: bool) -> tuple[Tensor, Tensor]:

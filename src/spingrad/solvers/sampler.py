@@ -8,8 +8,9 @@ import torch
 from dimod.core.sampler import Sampler
 from torch import Tensor
 
-from spingrad.kernels.descent import flip_, logistic
+from spingrad.kernels.cpu import flip_
 from spingrad.solvers._dense import to_dense
+from spingrad.solvers.annealing import logistic
 
 
 class _DenseSampler(Sampler):

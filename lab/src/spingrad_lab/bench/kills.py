@@ -71,19 +71,18 @@ def make(network: str) -> nn.Module:
 
 def work(network: str, rank: int, size: int, folder: Path, life: Path) -> None:
     """One process of one life of a run, from its last checkpoint to the end."""
-    from spingrad import QPSBGD, Checkpoint, binary_parameters, real_parameters
-    from spingrad.distributed import DistributedQPSBGD, data_parallel
+    from spingrad import QPSBGD, binary_parameters, real_parameters
+    from spingrad.checkpoint import Checkpoint
     from spingrad_lab.data import mnist
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = trained = make(network)
-    binary = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.9)
     if size > 1:
         store = dist.FileStore(str(life), size)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=2))
-        binary = DistributedQPSBGD(binary_parameters(model), lr=1e-2, momentum=0.9)
-        trained = data_parallel(model)
+        trained = nn.parallel.DistributedDataParallel(model)
+    binary = QPSBGD(binary_parameters(model), lr=1e-2, momentum=0.9)
     adam = torch.optim.Adam([weight for _, weight in real_parameters(model)], lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(binary, STEPS)
     order = Order()
@@ -167,7 +166,7 @@ def undisturbed(network: str, size: int) -> list[dict[str, str]]:
 
 def reached(folder: Path) -> int:
     """The newest generation, complete or not."""
-    return max([0, *(int(path.name.removeprefix("step-")) for path in folder.glob("checkpoint/step-*"))])
+    return max([0, *(int(path.name[5:14]) for path in folder.glob("checkpoint/step-*"))])
 
 
 class Kills(Experiment):
@@ -198,7 +197,7 @@ class Kills(Experiment):
                 process.join()
             killed = all(process.exitcode == -signal.SIGKILL for process in processes)
             newest = reached(folder)
-            complete = (folder / f"checkpoint/step-{newest:09d}/manifest.json").exists()
+            complete = any(folder.glob(f"checkpoint/step-{newest:09d}.*/manifest.jsonl"))
             starts, ended = finish(live(job["network"], job["processes"], folder, 1), folder)
         return {
             "killed": killed,

@@ -57,7 +57,8 @@ def serve(name: str, source: Path, given: Path) -> None:
             begin = time.perf_counter()
             x, y = next(supply)
             stepper.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            for part, labels in zip(x.chunk(setting["passes"]), y.chunk(setting["passes"]), strict=True):
+                nn.functional.cross_entropy(model(part), labels).backward()
             stepper.step()
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)

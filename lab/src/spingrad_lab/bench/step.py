@@ -29,8 +29,9 @@ from spingrad_lab.runs import Experiment, Job, Lab, groups, seeded, where
 from spingrad_lab.tasks.images import FashionConvolutional, pixels
 
 WIDE, CONVOLUTIONAL = "784-1024-1024-10", "convolutional, 1-16-32 channels"
+ACCUMULATED = f"16 passes of {WIDE}"
 SIZES = (784, 1024, 1024, 10)
-BATCH = {WIDE: 128, CONVOLUTIONAL: 100}
+BATCH = {WIDE: 128, CONVOLUTIONAL: 100, ACCUMULATED: 512}
 METHODS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SignSGD": lambda model: SignSGD(binary_parameters(model)),
     "BinaryConnect Adam": lambda model: BinaryConnect(binary_parameters(model), torch.optim.Adam),
@@ -54,14 +55,14 @@ class Step(Experiment):
     title = "The time of a training step"
     source = "784-1024-1024-10 on MNIST and a small convolutional network on Fashion-MNIST"
     repeats = 3
-    revision = 3  # with a row for whitening; since 2, the default has 32 directions and two sweeps
+    revision = 4  # gradients and sketches, and 16 directions; since 3, with a row for whitening
 
     def __init__(self, device: str = "cpu", beside: Path | None = None) -> None:
         self.device, self.beside = device, beside
 
     def plan(self, lab: Lab) -> None:
         repeats = range(1 if lab.quick else lab.seeds or self.repeats)
-        cases = itertools.product((WIDE, CONVOLUTIONAL), (1,) if lab.quick else (1, 2), repeats)
+        cases = itertools.product(BATCH, (1,) if lab.quick else (1, 2), repeats)
         place = {} if self.device == "cpu" else {"device": self.device}
         if self.beside:
             package_in(self.beside)  # an unsuitable folder ends here
@@ -74,19 +75,22 @@ class Step(Experiment):
         device, name = torch.device(job.get("device", "cpu")), job["network"]
         with threads(job["threads"]), seeded(job["repeat"]), ExitStack() as open_until_the_end:
             model, batches = _network_and_batches(name)
-            methods = {k: METHODS[k] for k in beside.METHODS} if "beside" in job else METHODS
+            few = "beside" in job or name == ACCUMULATED
+            methods = {k: METHODS[k] for k in beside.METHODS} if few else METHODS
             turns = {
-                k: _turns(_training(deepcopy(model), batches, make, device)) for k, make in methods.items()
+                k: _turns(_training(deepcopy(model), batches, make, device, passes_of(name)))
+                for k, make in methods.items()
             }
             if "beside" in job:
                 assert self.beside is not None
-                setting = {"network": name, "weights": model.state_dict(), "batches": batches}
+                setting = {"network": name.removeprefix("16 passes of "), "passes": passes_of(name)}
+                setting |= {"weights": model.state_dict(), "batches": batches}
                 setting |= {"threads": job["threads"], "device": str(device)}
                 others = open_until_the_end.enter_context(steps_of(self.beside, setting))
                 turns |= {f"{k}, beside": turn for k, turn in others.items()}
             elif name == WIDE:
                 turns |= {k: _turns(_products(bool(i), device)) for i, k in enumerate(PRODUCTS)}
-            seconds = alternated(turns, *((2, 1) if job["quick"] else (100, 10)))
+            seconds = alternated(turns, *((2, 1) if job["quick"] else (100 // passes_of(name), 10)))
         return {name: _ratios(own, _base(name, seconds)) for name, own in seconds.items()}
 
     def show(self, runs: pd.DataFrame) -> Section:
@@ -121,18 +125,20 @@ def _versions(here: str, there: str, name: str, runs: pd.DataFrame) -> Table:
     header, rows = ["method"], []
     counts = groups(runs.sort_values("threads"), "threads")
     for count, _ in counts:
-        header += [f"{count} thread{'s' * (count > 1)}: ms here", "ms there", "× SignSGD here", "there"]
-        header += ["here / there", "runs"]
+        header += [f"{count} thread{'s' * (count > 1)}: here / there", "× SignSGD here", "there"]
     for method in beside.METHODS:
         row = [method]
         for _, own in counts:
             mine, theirs = (pd.DataFrame(list(own[k])) for k in (method, f"{method}, beside"))
             faster = mine["ms"] / theirs["ms"]
-            row += [f"{found['ms'].median():.1f}" for found in (mine, theirs)]
+            row.append(f"{faster.median():.2f} ({faster.min():.2f}–{faster.max():.2f})")
             row += [f"{found['ratio'].median():.2f}" for found in (mine, theirs)]
-            row += [f"{faster.median():.2f}", f"{faster.min():.2f}–{faster.max():.2f}"]
         rows.append(row)
     return Table(header, rows, f"{name}, batches of {BATCH[name]}: here is {here}, there is {there}")
+
+
+def passes_of(name: str) -> int:
+    return 16 if name == ACCUMULATED else 1
 
 
 def _base(name: str, seconds: dict[str, list[float]]) -> list[float]:
@@ -173,7 +179,7 @@ def _turns(call: Callable[[], None]) -> Turn:
 
 def _network_and_batches(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
     size = BATCH[name]
-    if name == WIDE:
+    if name != CONVOLUTIONAL:
         return network(SIZES), [batch(size, step) for step in range(20)]
     x, y = pixels("fashion", "train")
     batches = [(x[size * i : size * (i + 1)], y[size * i : size * (i + 1)]) for i in range(20)]
@@ -185,6 +191,7 @@ def _training(
     batches: list[tuple[Tensor, Tensor]],
     make: Callable[[nn.Module], torch.optim.Optimizer],
     device: torch.device,
+    passes: int,
 ) -> Callable[[], None]:
     """A call that takes the next step of training; batches are ready before the clock starts."""
     model.to(device)
@@ -193,7 +200,8 @@ def _training(
     def step() -> None:
         inputs, labels = next(supply)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        for x, y in zip(inputs.chunk(passes), labels.chunk(passes), strict=True):
+            nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         _finish(device)
 
@@ -213,9 +221,9 @@ def _products(projected: bool, device: torch.device) -> Callable[[], None]:
             if place:
                 torch.mm(grad, weight, out=to_input)
             torch.mm(grad.T, x, out=to_weight)
-            if projected:  # all blocks except the last are fed back
-                kept = 2 * x.shape[1] // 3
-                torch.mm(weight[:, :kept], x[:, :kept].T, out=out.view(len(weight), -1))
+            if projected:  # two sweeps over 16 directions: fields, and what the spins give back
+                for _ in range(2):
+                    torch.mm(torch.mm(weight, x[:16].T), x[:16], out=to_weight)
         _finish(device)
 
     return call
@@ -257,6 +265,6 @@ _CAPTION = "Time of a training step as a multiple of SignSGD's in the same run; 
 _NOTES = (
     "Medians over runs of the median over 100 steps of each method, in turns of ten on one network; columns "
     "of ratios are to SignSGD in the same run. *Products alone* are the matrix products of the step without "
-    "anything else: forward, to the inputs, and either the weight gradient or the fields of the spins and "
-    "their feedback (two thirds of a product more).",
+    "anything else: forward, to the inputs and to the weights; for QP-SBGD also those of two sweeps over 16 "
+    "directions. *16 passes* are of 32 rows each, whose gradients add up to one step.",
 )

@@ -5,14 +5,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from spingrad import BinaryLinear, BinaryQuadratic, binary_parameters
-from spingrad.distributed import DistributedQPSBGD, Wire
+from spingrad import QPSBGD, BinaryLinear, BinaryQuadratic, binary_parameters
+from spingrad.distributed import Wire
 from spingrad.solvers import SignSolver, Solution, Solver
 from spingrad_lab.methods import OneSweep, Settings, grid
 from spingrad_lab.report.sections import Section, Table
@@ -73,8 +73,8 @@ PROJECTION = grid(lr=(3e-4, 1e-3, 3e-3), target_rms=("auto", 2))
 SIGN = grid(lr=(1e-4, 3e-4, 1e-3), momentum=(0, 0.9))
 
 SIGN_VOTE, LIAR = "signSGD by majority vote", "vote, 1 of 5 inverted"
-METHODS: dict[str, tuple[str, int, list[Settings]]] = {  # reduction, workers, trials
-    "gather": ("gather", 4, PROJECTION),
+METHODS: dict[str, tuple[Literal["together", "vote"], int, list[Settings]]] = {  # ranks, workers, trials
+    "gather": ("together", 4, PROJECTION),
     "vote": ("vote", 4, PROJECTION),
     LIAR: ("vote", 5, []),  # with the settings of "vote"
     SIGN_VOTE: ("vote", 4, SIGN),
@@ -105,20 +105,20 @@ def train(
     batch: int,
     epochs: int,
     seed: int,
-) -> DistributedQPSBGD:
+) -> QPSBGD:
     """One worker's run: its share of every batch."""
     x, y = data
-    reduction, _, _ = METHODS[method]
+    ranks, _, _ = METHODS[method]
     if method.startswith("signSGD"):
         settings = {"target_rms": None, "rank": 1, **settings}  # signs have no quadratic term
     else:
         settings = {"rank": 8, **settings}  # with one sweep: the default of version 0.1.0
-    optimizer = DistributedQPSBGD(
+    optimizer = QPSBGD(
         binary_parameters(model),
-        reduction=reduction,  # type: ignore[arg-type]
-        group=wire,
         solver=solver_of(method, wire.rank),
         seed=seed,
+        ranks=ranks,
+        group=wire,
         **settings,
     )
     steps = epochs * (len(x) // batch)
@@ -129,9 +129,19 @@ def train(
             own = rows.tensor_split(wire.size)[wire.rank]
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+            if ranks == "together":
+                average_gradients_(model, wire)
             optimizer.step()
             scheduler.step()
     return optimizer
+
+
+def average_gradients_(model: nn.Module, wire: Wire) -> None:
+    """What DistributedDataParallel does between processes; it does not take threads."""
+    for weight in model.parameters():
+        assert weight.grad is not None
+        wire.all_reduce_(weight.grad)
+        weight.grad /= wire.size
 
 
 def in_threads(size: int, work: Callable[[Wire], Any]) -> list[Any]:
@@ -152,7 +162,7 @@ def in_threads(size: int, work: Callable[[Wire], Any]) -> list[Any]:
 class VoteAccuracy(Experiment):
     """Trials of each method on one epoch of 50,000 images; the best then trains two epochs on all.
 
-    Workers are threads with a model each, which take the steps of ``DistributedQPSBGD``; what would go over
+    Workers are threads with a model each, which take the steps of real processes; what would go over
     the wire goes through memory. A test shows that real processes end with the same bits.
     """
 

@@ -112,8 +112,9 @@ class Annealers(Experiment):
             "of the problems met on the way. The learning rate of the pair was chosen with the exact solver "
             f"on validation data, Adult has {self.adult_rate}; every solver the same.",
             "The emulated QPU is simulated annealing on the embedded problem, chains and all, behind "
-            "D-Wave's own client; it is kinder than a real chip. Control noise adds normal errors of "
-            f"{NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled problem. QPU seconds "
+            "D-Wave's own client; how its samples compare with a real chip's is not known. Control noise "
+            f"adds normal errors of {NOISE[0]} to the biases and {NOISE[1]} to the couplings of the scaled "
+            "problem, drawn for each job. QPU seconds "
             "are those that D-Wave's timing model charges.",
         ]
         pair = where(finals, task=PAIR)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spingrad import QPSBGD, BinaryQuadratic
 from spingrad.nn.sign import spins_of
-from spingrad.optim.qpsbgd import Gradient, Scaled
+from spingrad.optim.gradient import Gradient, Scaled
 from spingrad.scaling import AUTO
 
 

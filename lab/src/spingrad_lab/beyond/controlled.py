@@ -1,7 +1,8 @@
 """Solutions at a chosen distance from the optimum, reached in one of three ways."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from spingrad import BinaryQuadratic
-from spingrad.kernels.descent import Array, compiled, logistic
+from spingrad.kernels.compiled import Array, compiled
 from spingrad.solvers import AnnealingSolver, ExactSolver, Solution, Solver, derive_seed
+from spingrad.solvers.annealing import logistic
 
+Kept = Literal["redrawn", "kept", "kept, a gauge per step"]
+KEPT: tuple[Kept, ...] = ("redrawn", "kept", "kept, a gauge per step")
 Way = Literal["temperature", "early stop", "random flips"]
 WAYS: tuple[Way, ...] = ("temperature", "early stop", "random flips")
 ENUMERABLE = 16  # spins
@@ -35,16 +39,19 @@ class Posed:
 
     def __init__(self, problem: BinaryQuadratic, seed: int) -> None:
         Z = problem.Z.double()
+        self.problem, self.seed = problem, seed
         self.K, self.H = Z.T @ Z, problem.H.T.double().contiguous()  # (n, n), (m, n)
-        self.best = self._best(problem, seed)
+        self.best = self.best_with(self.H)
         self.lowest, self.random = self.energy(self.best), float(self.K.trace())
         self.scale = self.random - self.lowest
         self.used = ~problem.idle & (self.scale > 1e-12 * self.random)
 
-    def _best(self, problem: BinaryQuadratic, seed: int) -> Tensor:  # (m, n)
-        if problem.num_spins <= ENUMERABLE:
-            return enumerated(self.K, self.H)
-        return annealed(problem, 1, seed)
+    def best_with(self, H: Tensor) -> Tensor:  # (m, n) -> (m, n)
+        """The best known spins with other fields."""
+        if len(self.K) <= ENUMERABLE:
+            return enumerated(self.K, H)
+        fields = self.problem.H if H is self.H else H.T.to(self.problem.H)
+        return annealed(replace(self.problem, H=fields), 1, self.seed)
 
     def energy(self, G: Tensor) -> Tensor:  # (m, n) -> (m,)
         """Energies without the offset of the problem."""
@@ -62,8 +69,16 @@ def annealed(problem: BinaryQuadratic, times: int, seed: int) -> Tensor:  # (m, 
 
 
 def enumerated(K: Tensor, H: Tensor) -> Tensor:  # (n, n), (m, n) -> (m, n)
-    """The optimum of each unit among all spins: a table of both halves of the spins, in single precision."""
-    K, H, k = K.float(), H.float(), len(K) // 2
+    """The optimum of each unit among all spins: a table of both halves of the spins, in single precision.
+
+    Units with equal fields, of which the published step has many, are solved once.
+    """
+    different, where = H.float().unique(dim=0, return_inverse=True)
+    return _enumerated(K.float(), different)[where]
+
+
+def _enumerated(K: Tensor, H: Tensor) -> Tensor:
+    k = len(K) // 2
     low, high = _every(k), _every(len(K) - k)
     both = 2 * low @ K[:k, k:] @ high.T  # (2^k, 2^(n - k)), the same for all units
     both += ((low @ K[:k, :k]) * low).sum(1)[:, None] + ((high @ K[k:, k:]) * high).sum(1)
@@ -173,12 +188,60 @@ class ControlledSolver(Solver):
         if self.way == "random flips":
             return flipped(posed, self.distance, random)
         find = sampled if self.way == "temperature" else stopped
+        return self._dialled(posed, place, lambda value: find(posed, value, random))
+
+    def _dialled(self, posed: Posed, place: int, find: Callable[[float], Tensor]) -> Tensor:
+        """Spins at the value of the layer's dial, which follows the distances that they have."""
         first = place not in self._dials
         dial = self._dials.setdefault(place, _Dial(self.distance))
         for _ in range(FIRST_TRIALS if first else 1):
-            spins = find(posed, dial.value, random)
+            spins = find(dial.value)
             dial.turn(mean(posed.distances(spins)) / self.distance)
         return spins
+
+
+class DisturbedSolver(ControlledSolver):
+    """The best known spins of problems whose fields have errors, as large as a chosen distance asks for.
+
+    Errors are normal, in units of the root mean square of a unit's fields. They are drawn for every step
+    (``redrawn``), or once for every spin of every layer (``kept``), as the errors of a chip's qubits are. A
+    gauge turns the sign of each kept error at random in every step: what spin reversal does on a chip.
+
+    Args:
+        distance: The mean distance asked for (:class:`Posed`).
+        kept: What happens to the errors from one step to the next.
+    """
+
+    def __init__(self, distance: float, kept: Kept) -> None:
+        super().__init__(distance)
+        self.kept = kept
+        self._errors: dict[int, Tensor] = {}
+
+    def _spins(self, posed: Posed, place: int, random: np.random.Generator) -> Tensor:  # (m, n)
+        size = posed.H.square().mean(1, keepdim=True).sqrt()
+
+        def disturbed(sigma: float) -> Tensor:
+            return posed.best_with(posed.H + sigma * size * self._drawn(posed, place, random))
+
+        return self._dialled(posed, place, disturbed)
+
+    def _drawn(self, posed: Posed, place: int, random: np.random.Generator) -> Tensor:  # (m, n)
+        if self.kept == "redrawn" or place not in self._errors:
+            self._errors[place] = torch.from_numpy(random.standard_normal(tuple(posed.H.shape)))
+        errors = self._errors[place]
+        if self.kept != "kept, a gauge per step":
+            return errors
+        return errors * torch.from_numpy(random.choice([-1.0, 1.0], tuple(posed.H.shape)))
+
+
+class EnumeratingSolver(Solver):
+    """The exact solver, by a table of all spins where there are at most 16: several times as fast there."""
+
+    def solve(self, problem: BinaryQuadratic, *, initial: Tensor | None = None, seed: int = 0) -> Solution:
+        if problem.num_spins > ENUMERABLE:
+            return ExactSolver().solve(problem, seed=seed)
+        best = enumerated(problem.gram().double(), problem.H.T.double())
+        return Solution(problem, best.T.to(problem.H))
 
 
 class _Dial:
@@ -293,7 +356,7 @@ class Checked(ControlledSolver):
             better, counted = solution.spins.T.double(), solution.info["proved"]
         else:
             better, counted = annealed(problem, 10, seed + 1), torch.ones(problem.num_units, dtype=torch.bool)
-        above = (-posed.distances(better)).clamp(min=0)[counted]
+        above = (-posed.distances(better)).clamp(min=0)[counted[posed.used]]
         self.above.setdefault(problem.num_spins, []).extend(above.tolist())
 
 

@@ -56,10 +56,10 @@ class AdultTwo(AdultTwoLayers):
 
 
 @cache
-def _shrunk(split: Split, side: int) -> tuple[Tensor, Tensor]:
+def _shrunk(split: Split, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Images of MNIST, shrunk; pixels are centred and have a root mean square of one."""
     whole, own = (
-        nn.functional.adaptive_avg_pool2d(mnist(part).pixels().view(-1, 28, 28), side).flatten(1)
+        nn.functional.adaptive_avg_pool2d(mnist(part).pixels().view(-1, 28, 28), shape).flatten(1)
         for part in ("train", split)
     )
     centre = whole.mean(0)
@@ -70,7 +70,7 @@ class Shrunk(VectorTask):
     """2,000 images of MNIST, shrunk, of some of the digits; MNIST's own test set, or 2,000 held out."""
 
     epochs, batch = 3, 50
-    side: int
+    shape: tuple[int, int]
     hidden: int
     digits: tuple[int, ...] = tuple(range(10))
 
@@ -84,22 +84,22 @@ class Shrunk(VectorTask):
             self.epochs = 1
 
     def _images(self, split: Split) -> tuple[Tensor, Tensor]:
-        x, y = _shrunk(split, self.side)
+        x, y = _shrunk(split, self.shape)
         classes = torch.full((10,), -1)
         classes[list(self.digits)] = torch.arange(len(self.digits))
         own = classes[y] >= 0
         return x[own], classes[y[own]]
 
     def network(self) -> nn.Module:
-        return mlp(self.side**2, self.hidden, len(self.digits))
+        return mlp(math.prod(self.shape), self.hidden, len(self.digits))
 
 
 class PixelPair(Shrunk):
-    side, hidden, digits = 8, 16, (3, 5)
+    shape, hidden, digits = (8, 8), 16, (3, 5)
 
 
 class SmallDigits(Shrunk):
-    side, hidden = 5, 16
+    shape, hidden = (5, 5), 16
 
 
 class SmallShakespeare(Shakespeare):

@@ -57,15 +57,15 @@ TASKS: dict[str, tuple[type[Task], float, int]] = {
 """Networks, the learning rate that trials of 0.2.0 chose for its default, and the number of seeds."""
 
 
-def _few_directions(params: Any, seed: int, lr: float) -> Optimizer:
-    return QPSBGD(params, lr, rank=16, seed=seed)
+def _more_directions(params: Any, seed: int, lr: float) -> Optimizer:
+    return QPSBGD(params, lr, rank=32, seed=seed)
 
 
 STEPS: dict[str, Callable[..., Optimizer] | None] = {
     BEFORE: None,
     "gradient and sketch": None,
-    "look ahead": METHODS["QP-SBGD"].make,
-    "look ahead, 16 directions": _few_directions,
+    "look ahead": _more_directions,
+    "look ahead, 16 directions": METHODS["QP-SBGD"].make,
 }
 """How the optimizer of each step is made; those of earlier commits are on file."""
 

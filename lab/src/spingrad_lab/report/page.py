@@ -10,7 +10,7 @@ from spingrad import _figures
 from spingrad._files import check_own, write_atomically
 from spingrad_lab.report.sections import Section, Table
 from spingrad_lab.report.statistics import estimate, judged, shown
-from spingrad_lab.report.verdicts import verdicts
+from spingrad_lab.report.verdicts import apart, verdicts
 from spingrad_lab.runs import Experiment, Line, current_lines, to_frame
 
 _PAGE = """{% macro kind(table, column) %}class="{{ "number" if table.numeric[column] else "text" }}"\
@@ -227,7 +227,7 @@ def _file(name: str, figure: str) -> str:
 
 def _first_tables(folder: Path, parts: list[Part]) -> list[Table]:
     """What a reader wants to know first: does the paper hold, and how does the default do?"""
-    tables = [verdicts(folder)] if any(part.group == PAPER for part in parts) else []
+    tables = [verdicts(folder), apart()] if any(part.group == PAPER for part in parts) else []
     summary = _summary(parts)
     return [*tables, summary] if summary.rows else tables
 

@@ -30,8 +30,12 @@ class Sapi:
         topology: ``"pegasus"`` or ``"zephyr"``.
         size: Grid parameter of the lattice; by default that of a full-size chip, 16 or 12.
         broken: Fraction of the qubits that do not work.
-        seed: Determines the broken qubits, the faults and, with a problem and its label, the samples.
-        noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem.
+        seed: Determines the broken qubits, the errors that are kept, the faults and, with a problem and its
+            label, the samples.
+        noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem, which are
+            drawn for each job.
+        persistent_noise: The same of the errors that each qubit and each coupler keeps. They are drawn once
+            for a working graph; :meth:`change_graph` draws others.
         num_sweeps: Sweeps of simulated annealing per read.
         queue_seconds: Seconds that a job waits before it runs.
         quota_us: Microseconds of QPU time that may be charged in total.
@@ -51,6 +55,7 @@ class Sapi:
         broken: float = 0.01,
         seed: int = 0,
         noise: tuple[float, float] = (0.0, 0.0),
+        persistent_noise: tuple[float, float] = (0.0, 0.0),
         num_sweeps: int = 25,
         queue_seconds: float = 0.0,
         quota_us: float = math.inf,
@@ -60,9 +65,8 @@ class Sapi:
         self._lattice = (topology, size, broken)
         self.chip = working_chip(*self._lattice, seed)
         self.faults = Faults(seed)
-        self.service = Service(
-            Annealer(self.chip, noise, num_sweeps), self.faults, seed, queue_seconds, quota_us
-        )
+        annealer = Annealer(self.chip, noise, persistent_noise, seed, num_sweeps)
+        self.service = Service(annealer, self.faults, seed, queue_seconds, quota_us)
         self.token = token
         self.server = Server(Api(self.service, token), port)
 

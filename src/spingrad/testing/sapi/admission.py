@@ -25,6 +25,8 @@ def admit(body: dict[str, Any], annealer: Annealer) -> tuple[Problem, float]:
     _check_solver(body, chip)
     _check_params(params, chip)
     problem = decode_problem(body["type"], body["data"], chip)
+    if params.get("fast_anneal") and problem.to_ising()[0].any():
+        raise ValueError("fast_anneal needs biases h of zero; flux_biases take their place")
     if "initial_state" in params:
         _check_start(params["initial_state"], problem, chip)
     if not params.get("auto_scale", True) and annealer.fill(problem) > 1 + ROUNDING:
@@ -45,13 +47,15 @@ def _check_solver(body: dict[str, Any], chip: Chip) -> None:
 
 
 def _check_params(params: dict[str, Any], chip: Chip) -> None:
+    duration = "fast_anneal_time" if params.get("fast_anneal") else "annealing_time"
     for name, value in params.items():
         if name not in chip.properties["parameters"] and not name.startswith("x_"):
             raise ValueError(f"Unknown parameter {name}")
-        if f"{name}_range" in chip.properties:
-            _check_range(name, value, chip)
+        limited = duration if name == "annealing_time" else name
+        if f"{limited}_range" in chip.properties:
+            _check_range(limited, value, chip)
     if "anneal_schedule" in params:
-        _check_schedule(params["anneal_schedule"], chip)
+        _check_schedule(params["anneal_schedule"], duration, chip)
     if is_reverse(params) != ("initial_state" in params):
         raise ValueError(
             "reverse annealing needs both an initial_state and an anneal_schedule that begins at s = 1"
@@ -62,9 +66,10 @@ def _check_params(params: dict[str, Any], chip: Chip) -> None:
         raise ValueError(f"answer_mode must be histogram or raw, got {params['answer_mode']!r}")
 
 
-def _check_schedule(schedule: Any, chip: Chip) -> None:
+def _check_schedule(schedule: Any, duration: str, chip: Chip) -> None:
     """The rules of D-Wave's documentation for the points ``[time, s]`` of a schedule."""
-    most, shortest = chip.properties["max_anneal_schedule_points"], chip.properties["annealing_time_range"][0]
+    fast, shortest = duration == "fast_anneal_time", chip.properties[f"{duration}_range"][0]
+    most = 2 if fast else chip.properties["max_anneal_schedule_points"]  # a fast anneal is a straight line
     points = np.array(schedule, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != 2 or not 2 <= len(points) <= most:
         raise ValueError(f"anneal_schedule must have 2 to {most} points [time, s], got {schedule!r}")
@@ -75,13 +80,14 @@ def _check_schedule(schedule: Any, chip: Chip) -> None:
         "must have increasing times": (np.diff(times) > 0).all(),
         "must keep s between 0 and 1": ((s >= 0) & (s <= 1)).all(),
         "must begin at s = 0, or at s = 1 for reverse annealing": s[0] in (0, 1),
+        "must begin at s = 0 in a fast anneal": s[0] == 0 or not fast,
         "must end at s = 1": s[-1] == 1,
         "must not let s decrease in a forward anneal": s[0] == 1 or (np.diff(s) >= 0).all(),
     }
     for rule, holds in rules.items():
         if not holds:
             raise ValueError(f"anneal_schedule {rule}, got {schedule!r}")
-    _check_range("annealing_time", times[-1], chip)
+    _check_range(duration, times[-1], chip)
     steepest = max(abs(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points.tolist()))
     if round(steepest, 10) > 1 / shortest:
         raise ValueError(f"anneal_schedule must not be steeper than {1 / shortest:g} per microsecond")

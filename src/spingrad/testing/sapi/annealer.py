@@ -1,6 +1,7 @@
 """What a chip does with a problem: scale it to the ranges, add control errors, anneal, read the spins."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,18 @@ class Annealer:
 
     Args:
         chip: The chip with its graph and its ranges.
-        noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem.
+        noise: Standard deviations of the control errors on ``h`` and ``J`` of the scaled problem, which are
+            drawn for each job.
+        persistent_noise: The same of the errors that each qubit and each coupler of the chip keeps.
+        seed: Determines the errors that are kept, together with the working graph.
         num_sweeps: Sweeps per read. The default favours speed over quality.
         beta_range: Inverse temperatures in units of the scaled problem, from hot to cold.
     """
 
     chip: Chip
     noise: tuple[float, float] = (0.0, 0.0)
+    persistent_noise: tuple[float, float] = (0.0, 0.0)
+    seed: int = 0
     num_sweeps: int = 25
     beta_range: tuple[float, float] = (0.3, 10.0)
 
@@ -66,9 +72,20 @@ class Annealer:
         h, J = problem.to_ising()
         scale = (auto_scale and self.fill(problem)) or 1.0  # a problem of zeros stays as it is
         sigma_h, sigma_J = self.noise
+        of_qubits, of_couplers = self._kept_errors
         return (
-            h / scale + sigma_h * rng.standard_normal(len(h)),
-            J / scale + sigma_J * rng.standard_normal(len(J)),
+            h / scale + of_qubits[problem.qubits] + sigma_h * rng.standard_normal(len(h)),
+            J / scale + of_couplers[problem.couplers] + sigma_J * rng.standard_normal(len(J)),
+        )
+
+    @cached_property
+    def _kept_errors(self) -> tuple[Floats, Floats]:  # by number of the qubit, by place of the coupler
+        """Errors of this working graph's biases and couplings, the same in every job."""
+        rng = np.random.default_rng([self.seed, int(self.chip.identity["version"]["graph_id"], 16)])
+        sigma_h, sigma_J = self.persistent_noise
+        return (
+            sigma_h * rng.standard_normal(self.chip.properties["num_qubits"]),
+            sigma_J * rng.standard_normal(len(self.chip.endpoints)),
         )
 
     def _anneal(

@@ -25,6 +25,9 @@ LATTICES = {"pegasus": mocks.qpu_pegasus_solver_data, "zephyr": mocks.qpu_zephyr
 NAMES = {"pegasus": "Advantage_emulated", "zephyr": "Advantage2_emulated"}
 FULL_SIZE = {"pegasus": 16, "zephyr": 12}
 
+IGNORED = ("anneal_offsets", "annealing_time", "fast_anneal", "flux_biases", "h_gain_schedule")
+"""Parameters that change the samples of a real chip and not those of the emulator."""
+
 # The annealer uses num_reads, answer_mode, auto_scale, anneal_schedule, initial_state and reinitialize_state.
 # The others do not change the samples; those that cost time are charged.
 PARAMETERS = (
@@ -171,6 +174,7 @@ def _common_properties() -> dict[str, Any]:
         "extended_j_range": [-2.0, 1.0],
         "num_reads_range": [1, 10000],
         "annealing_time_range": [0.5, 2000.0],
+        "fast_anneal_time_range": [0.005, 2000.0],
         "default_annealing_time": timing["default_annealing_time"],
         "default_programming_thermalization": timing["default_programming_thermalization"],
         "default_readout_thermalization": timing["default_readout_thermalization"],
