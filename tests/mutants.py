@@ -53,9 +53,9 @@ AREAS = {
         ("tests/test_journal.py", "tests/test_bounded_qpu.py"),
     ),
     "fold": Area(
-        "export/fold.py",
-        "_one _to_integers _settled _sign _clipped _next_reach _mean _sum _padded _join _repeated",
-        ("tests/test_export.py",),
+        "export/rules.py",
+        "",
+        ("tests/test_export.py", "tests/test_rules.py"),
     ),
     "packing": Area("qpu/packing.py", "", ("tests/test_qpu.py",)),
     "targets": Area("scaling.py", "", ("tests/test_functional.py",)),
@@ -72,8 +72,8 @@ REVIEWED = [
     ("qpu/journal.py", "not spent + cost_us <= self.budget_us", "not spent < self.budget_us", "budget"),
     ("qpu/journal.py", "if spent_us > self.spent_us:", "if True:", "budget"),
     ("qpu/journal.py", 'database.execute("PRAGMA synchronous = EXTRA")', "pass", "journal"),
-    ("export/fold.py", " and not pads", "", "fold"),
-    ("export/fold.py", "reach(stage) >= EXACT:", "reach(stage) > 2 * EXACT:", "fold"),
+    ("export/rules.py", " and not pads", "", "fold"),
+    ("export/rules.py", "reach(stage) >= EXACT:", "reach(stage) > 2 * EXACT:", "fold"),
 ]
 SWAPPED = {
     ast.Lt: ("<", "<="),

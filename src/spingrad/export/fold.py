@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,26 +10,10 @@ import torch
 from torch import fx, nn
 from torch.optim.swa_utils import AveragedModel
 
+from spingrad.export import rules
 from spingrad.export.layers import LAYERS, Layer, layer_of, window_of
 from spingrad.export.packed import PackedModel
-from spingrad.export.stages import (
-    EXACT,
-    INPUTS,
-    WIDEST,
-    Add,
-    Array,
-    Concat,
-    Convolution,
-    Flatten,
-    Flow,
-    Kind,
-    Pad,
-    Pool,
-    Shape,
-    Stage,
-    reach,
-    whole_weights,
-)
+from spingrad.export.stages import EXACT, INPUTS, Array, Flow, Kind, Shape, reach
 from spingrad.export.terms import Term
 from spingrad.export.trace import (
     ADDITIONS,
@@ -48,10 +32,7 @@ from spingrad.nn.gain import Gain
 from spingrad.nn.linear import BinaryLinear
 from spingrad.nn.sign import Sign
 
-FINEST = 2**14  # the largest integer that stands for the largest input of a layer: a resolution of 6e-5
-STREAM = 2**27  # the largest integer of the first sum of branches; 15 more of that size can be added
 IGNORED = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d
-MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d
 MEANS = nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d
 SUPPORTED = (
     "BinaryLinear, BinaryConv1d, BinaryConv2d, Linear, Conv1d, Conv2d, Sign, ReLU, Hardtanh, BatchNorm1d, "
@@ -113,10 +94,13 @@ def pack(
     check_network(network)
     graph = traced(copy.deepcopy(network).cpu().eval())
     with torch.no_grad():
-        folding = _Folding(graph, kind, _shape(graph, shape), scales, shifts)
+        read = _Network(graph, _shape(graph, shape))
+        for values in (scales, shifts):
+            if values.ndim > 1 or (values.ndim == 1 and len(values) != read.shape[0]):
+                raise ValueError(f"scale and shift are one number, or {read.shape[0]}, one for each channel")
         if calibration is not None:
-            folding.calibrate(np.asarray(calibration))
-        return folding.run()
+            read.calibrate(np.asarray(calibration), kind, scales, shifts)
+        return _folded(read, kind, scales, shifts)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -145,29 +129,22 @@ def _shape(graph: fx.GraphModule, shape: Shape | None) -> Shape:
     raise ValueError("pass the shape of one example: pack(model, (channels, height, width), …)")
 
 
-class _Folding:
-    """Translates the traced network node by node."""
+class _Network:
+    """The traced network: what its nodes call, its layers, and the largest values of a calibration."""
 
-    def __init__(self, graph: fx.GraphModule, kind: Kind, shape: Shape, scale: Array, shift: Array) -> None:
+    def __init__(self, graph: fx.GraphModule, shape: Shape) -> None:
         self.graph, self.torch_shape = graph, shape
         self.input = next(node for node in graph.graph.nodes if node.op == "placeholder")
         self.shape = self._packed_shape(shape)
-        for values in (scale, shift):
-            if values.ndim > 1 or (values.ndim == 1 and len(values) != self.shape[0]):
-                raise ValueError(f"scale and shift are one number, or {self.shape[0]}, one for each channel")
-        self.scale, self.shift, self.kind = scale, shift, kind
-        self.stages: list[Stage] = []
-        self.reads: list[tuple[int, ...]] = []
         self.layers = dict(self._layers())
         self.peaks: dict[fx.Node, float] = {}
-        bound = INPUTS[kind]
-        flow = Flow(kind, (), bound).then(self.shape, bound, kind)
-        steps = ((lambda k: (k * torch.from_numpy(scale) + torch.from_numpy(shift)).float()),)
-        self.terms = {self.input: Term(0, flow, scale, shift, steps)}
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        return as_module(node, self.graph)
 
     def _packed_shape(self, shape: Shape) -> Shape:
         """Images are (channels, height, width), and signals (channels, 1, length)."""
-        first = [self._module(user) for user in self.input.users]
+        first = [self.module(user) for user in self.input.users]
         if len(first) == 1 and isinstance(first[0], nn.Unflatten):
             sizes = tuple(first[0].unflattened_size)
             if first[0].dim != 1 or (-1 in sizes and sizes != (1, -1)):
@@ -179,197 +156,38 @@ class _Folding:
 
     def _layers(self) -> Iterator[tuple[fx.Node, Layer]]:
         for node in self.graph.graph.nodes:
-            if isinstance(module := self._module(node), LAYERS):
+            if isinstance(module := self.module(node), LAYERS):
                 try:
                     yield node, layer_of(module)
                 except ValueError as error:
                     raise ValueError(f"{place_of(node)}, {module}: {error}") from None
 
-    def calibrate(self, batch: Array) -> None:
+    def calibrate(self, batch: Array, kind: Kind, scale: Array, shift: Array) -> None:
         """Run the torch network on a batch and keep the largest magnitude of every tensor."""
         size = math.prod(self.shape)
         if not batch.size or batch.size != len(batch) * size:
             raise ValueError(
                 f"calibration must hold examples of the shape {self.torch_shape}, got {batch.shape}"
             )
-        low, high = {"pixels": (0, 255), "int8": (-128, 127), "spins": (-1, 1)}[self.kind]
+        low, high = {"pixels": (0, 255), "int8": (-128, 127), "spins": (-1, 1)}[kind]
         if (batch != np.round(batch)).any() or batch.min() < low or batch.max() > high:
             raise ValueError(
                 f"calibration must hold whole numbers from {low} to {high}, as the deployed network reads "
                 f"them, got {batch.dtype} from {batch.min():.4g} to {batch.max():.4g}; pass them unscaled"
             )
         wide = (-1, *[1] * (len(self.shape) - 1))
-        x = batch.reshape(-1, *self.shape) * self.scale.reshape(wide) + self.shift.reshape(wide)
+        x = batch.reshape(-1, *self.shape) * scale.reshape(wide) + shift.reshape(wide)
         self.peaks = peaks(self.graph, torch.from_numpy(x.reshape(-1, *self.torch_shape)).float())
 
-    def run(self) -> PackedModel:
-        for node in self.graph.graph.nodes:
-            if node.op in ("placeholder", "get_attr") or node.target in SHAPES:
-                continue
-            if node.op == "output":
-                break
-            try:
-                self.terms[node] = self._visit(node)
-            except (ValueError, TypeError) as error:
-                what = f", {self._module(node)}" if node.op == "call_module" else ""
-                raise ValueError(f"{place_of(node)}{what}: {error}") from None
-        return self._finished(node.args[0])
-
-    def _finished(self, last: Any) -> PackedModel:
-        term = self.terms.get(last)
-        if term is None or term.value == 0:
-            raise ValueError("a network must return one tensor, the scores of its classes")
-        if not (term.is_plain and term.slope > 0 and term.flow.kind == "integers"):
-            term = self._to_integers(term, EXACT // 2)
-        stages, reads = _used(self.stages, self.reads, term.value)
-        return PackedModel(self.kind, self.shape, stages, reads, term.unit)
-
-    def _module(self, node: fx.Node) -> nn.Module | None:
-        return as_module(node, self.graph)
-
-    def _visit(self, node: fx.Node) -> Term:
-        if node.target in ADDITIONS and not node.kwargs:
-            return self._sum([self._term(part) for part in node.args])
-        if node.target in JOINS:
-            return self._join(node)
-        if node.target == "repeat":
-            return self._repeated(self._term(node.args[0]), node.args[1:])
-        if node.target in PADS:
-            arguments: Any = node.args[1:]
-            options: Any = node.kwargs
-            return self._padded(self._term(node.args[0]), *arguments, **options)
-        module = self._module(node)
-        inputs = [self._term(part) for part in node.args[:1]]
-        if module is None or len(inputs) != 1:
-            raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
-        return self._one(module, inputs[0], node)
-
-    def _term(self, part: Any) -> Term:
-        if part not in self.terms:
-            raise ValueError(f"expected a tensor that the network computes, got {part!r:.50}")
-        return self.terms[part]
-
-    def _one(self, module: nn.Module, term: Term, node: fx.Node) -> Term:
-        """What a module makes of its only input."""
-        match module:
-            case nn.Sequential():  # of modules that stand for one function
-                for part in module:
-                    term = self._one(part, term, node)
-                return term
-            case module if isinstance(module, LAYERS):
-                return self._product(self.layers[node], term)
-            case nn.BatchNorm1d() | nn.BatchNorm2d():
-                return self._settled(term).normalized(module)
-            case Gain():
-                factor = float(module.factor)
-                if not 0 < factor < math.inf:
-                    raise ValueError(
-                        f"has a factor of {factor}: run the network in training on a batch first"
-                    )
-                return term.then(factor, 0.0, lambda x: x * factor)
-            case Sign():
-                return self._sign(term)
-            case nn.ReLU():
-                return self._clipped(term, 0.0, math.inf, node)
-            case nn.Hardtanh():  # also ReLU6
-                return self._clipped(term, float(module.min_val), float(module.max_val), node)
-            case Bits():
-                return self._bits(module, term)
-            case module if isinstance(module, MAX_POOLS):
-                return self._max_pool(term, window_of(module))
-            case module if isinstance(module, MEANS):
-                return self._mean(term, module)
-            case nn.Flatten(start_dim=1, end_dim=-1):
-                return self._flat(term)
-            case nn.Unflatten() if term is self.terms[self.input]:
-                return term  # the packed network reads its input in this shape
-            case module if isinstance(module, IGNORED):
-                return term
-        raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
-
-    def _append(self, stage: Stage, *terms: Term) -> tuple[int, Flow]:
-        flow = stage.flow(*(term.flow for term in terms))
-        self.stages.append(stage)
-        self.reads.append(tuple(term.value for term in terms))
-        return len(self.stages), flow
-
-    def _plain(self, stage: Stage, *terms: Term, unit: float) -> Term:
-        """The result of a stage, as integers that count units; pooling that waited comes next."""
-        term = Term.plain(*self._append(stage, *terms), unit)
-        for pool in terms[0].pools:
-            term = Term.plain(*self._append(pool, term), unit)
-        return term
-
-    def _product(self, layer: Layer, term: Term) -> Term:
-        (stage, factor, bias), term = layer, self._settled(term)
-        pads = isinstance(stage, Convolution) and any(stage.padding)
-        shifted = term.slope.ndim == 0 and term.offset.ndim == 0 and not pads
-        if not (term.is_plain or shifted) or term.flow.bound * reach(stage) >= EXACT:
-            term = self._to_integers(term, min(FINEST, (EXACT - 1) // reach(stage)))
-        value, flow = self._append(stage, term)
-        unit, constant = term.unit, float(term.offset) * whole_weights(stage).sum(1, dtype=np.float64)
-        factor32, bias32 = (torch.from_numpy(values).float() for values in (factor, bias))
-        steps = (
-            lambda k: (k * unit + torch.from_numpy(constant)).float(),
-            lambda x: x * factor32,
-            lambda x: x + bias32,
-        )
-        start = Term(value, flow, np.array(unit), constant if constant.any() else np.zeros(()), ())
-        return start.then(factor, bias if bias.any() else 0.0, *steps)
-
-    def _to_integers(self, term: Term, high: int, low: int | None = None, top: float | None = None) -> Term:
-        """Integers of one unit, of which ``high`` stands for ``top``: the largest value, if not given."""
-        term = self._as_numbers(term)
-        unit = (top or term.largest or 1.0) / high
-        if top is None and term.slope.ndim == 0 and term.unit >= unit:
-            unit = term.unit / int(term.unit / unit)  # whole, so that nothing but the offset is rounded
-        return self._plain(term.rounded(unit, -high if low is None else low, high), term, unit=unit)
-
-    def _settled(self, term: Term) -> Term:
-        """The same, with pooling done: of the integers themselves where torch's numbers rise with them."""
-        if term.pools and not (term.slope > 0).all():
-            return self._to_integers(term, STREAM)
-        for pool in term.pools:
-            value, flow = self._append(pool, term)
-            term = Term(value, flow, term.slope, term.offset, term.steps, term.pools[1:])
-        return term
-
-    def _sign(self, term: Term) -> Term:
-        if term.flow.kind == "spins" and term.is_plain:
-            return Term.plain(term.value, term.flow, 1.0)
-        term = self._as_numbers(term)
-        return self._plain(term.sign(), term, unit=1.0)
-
-    def _as_numbers(self, term: Term) -> Term:
-        """The same, with spins as integers."""
-        if term.flow.kind != "spins":
-            return term
-        return Term(*self._append(Add((1,)), term), term.slope, term.offset, term.steps, term.pools)
-
-    def _clipped(self, term: Term, low: float, high: float, node: fx.Node) -> Term:
-        """Clip to an interval around zero and round, as finely as the sums of the next layers allow."""
-        if not low <= 0 < high:
-            raise ValueError(f"clips to {low} … {high}; only intervals that hold zero can be packed")
-        finest = min(FINEST, (EXACT - 1) // self._next_reach(node))
-        term = self._as_numbers(term)
-        if term.slope.ndim == 0 and not term.offset.any() and term.slope > 0:
-            ends = [min(end / term.unit, float(term.flow.bound)) for end in (-low, high)]
-            whole = [round(end) for end in ends]
-            if max(whole) <= finest and np.allclose(ends, whole, rtol=1e-9):  # sums are clipped, not rounded
-                return self._plain(term.rounded(term.unit, -whole[0], whole[1]), term, unit=term.unit)
-        top = max(-low, high)
-        if top == math.inf:
-            top = self.peaks.get(node, 0.0) or term.largest
-        bottom = 0 if low == 0 else -finest if -low >= top else -round(finest * -low / top)
-        return self._to_integers(
-            term, finest if high >= top else round(finest * high / top), bottom, min(top, high)
-        )
+    def finest(self, node: fx.Node) -> int:
+        """The largest integer that a node's result may have, so that the sums after it are exact."""
+        return min(rules.FINEST, (EXACT - 1) // self._next_reach(node))
 
     def _next_reach(self, node: fx.Node) -> int:
         """The largest sum that inputs of one can give in the layers that read a node."""
         most = 1
         for user in node.users:
-            module = self._module(user)
+            module = self.module(user)
             if user in self.layers:
                 most = max(most, reach(self.layers[user].stage))
             elif isinstance(module, MEANS):
@@ -382,141 +200,95 @@ class _Folding:
                 most = max(most, self._next_reach(user))
         return most
 
-    def _max_pool(self, term: Term, pool: Pool) -> Term:
-        if term.flow.kind == "spins" and term.is_plain:
-            return self._plain(pool, term, unit=term.unit)
-        return Term(term.value, term.flow, term.slope, term.offset, term.steps, (*term.pools, pool))
 
-    def _mean(self, term: Term, module: nn.Module) -> Term:
-        term = self._settled(term)
-        if isinstance(module, nn.AvgPool1d | nn.AvgPool2d):
-            pool = window_of(module, "sum")
-        else:
-            sizes = module.output_size
-            if any(size != 1 for size in (sizes if isinstance(sizes, tuple) else (sizes,))):
-                raise ValueError(f"averages to {sizes}; only to one pixel can be packed")
-            pool = Pool("sum", term.flow.shape[1:], (1, 1))  # type: ignore[arg-type]
-        value, flow = self._append(pool, term)
-        size = math.prod(pool.size)
-        steps = ((lambda k: k / size), *term.steps)
-        return Term(value, flow, term.slope / size, term.offset, steps)
+def _folded(network: _Network, kind: Kind, scale: Array, shift: Array) -> PackedModel:
+    """The network's stages, node by node."""
+    draft, bound = rules.Draft(), INPUTS[kind]
+    flow = Flow(kind, (), bound).then(network.shape, bound, kind)
+    steps = ((lambda k: (k * torch.from_numpy(scale) + torch.from_numpy(shift)).float()),)
+    terms = {network.input: Term(0, flow, scale, shift, steps)}
+    for node in network.graph.graph.nodes:
+        if node.op in ("placeholder", "get_attr") or node.target in SHAPES:
+            continue
+        if node.op == "output":
+            break
+        try:
+            terms[node] = _visited(node, network, draft, terms)
+        except (ValueError, TypeError) as error:
+            what = f", {network.module(node)}" if node.op == "call_module" else ""
+            raise ValueError(f"{place_of(node)}{what}: {error}") from None
+    term = terms.get(node.args[0])
+    if term is None or term.value == 0:
+        raise ValueError("a network must return one tensor, the scores of its classes")
+    if not (term.is_plain and term.slope > 0 and term.flow.kind == "integers"):
+        term = rules.to_integers(draft, term, EXACT // 2)
+    stages, reads = draft.needed(term.value)
+    return PackedModel(kind, network.shape, stages, reads, term.unit)
 
-    def _flat(self, term: Term) -> Term:
-        if len(term.flow.shape) == 1:
+
+def _visited(node: fx.Node, network: _Network, draft: rules.Draft, terms: dict[fx.Node, Term]) -> Term:
+    """What a node makes of its inputs, by the rule for what it calls."""
+
+    def term_of(part: Any) -> Term:
+        if part not in terms:
+            raise ValueError(f"expected a tensor that the network computes, got {part!r:.50}")
+        return terms[part]
+
+    arguments: Any = node.args
+    options: Any = node.kwargs
+    if node.target in ADDITIONS and not options:
+        return rules.added(draft, [term_of(part) for part in arguments])
+    if node.target in JOINS:
+        parts, *dim = arguments
+        return rules.joined(draft, [term_of(part) for part in parts], *dim or [options.get("dim", 0)])
+    if node.target == "repeat":
+        return rules.repeated(draft, term_of(arguments[0]), arguments[1:])
+    if node.target in PADS:
+        pad = _zeros_of(*arguments[1:], **options)
+        return rules.padded(draft, term_of(arguments[0]), pad, len(network.torch_shape) != 3)
+    module = network.module(node)
+    if module is None or not arguments:
+        raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
+    term = term_of(arguments[0])
+    for part in module if isinstance(module, nn.Sequential) else [module]:  # that stand for one function
+        term = _by_module(part, term, node, network, draft)
+    return term
+
+
+def _by_module(module: nn.Module, term: Term, node: fx.Node, network: _Network, draft: rules.Draft) -> Term:
+    """What a module makes of its only input."""
+    finest, peak = network.finest(node), network.peaks.get(node, 0.0)
+    match module:
+        case _ if node in network.layers:
+            return rules.product(draft, network.layers[node], term)
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return rules.normalized(draft, module, term)
+        case Gain():
+            return rules.gained(module, term)
+        case Sign():
+            return rules.signed(draft, term)
+        case nn.ReLU():
+            return rules.clipped(draft, term, 0.0, math.inf, finest, peak)
+        case nn.Hardtanh():  # also ReLU6
+            low, high = float(module.min_val), float(module.max_val)
+            return rules.clipped(draft, term, low, high, finest, peak)
+        case Bits():
+            return rules.doubled(draft, module, term)
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            return rules.max_pooled(draft, window_of(module), term)
+        case _ if isinstance(module, MEANS):
+            return rules.averaged(draft, module, term)
+        case nn.Flatten(start_dim=1, end_dim=-1):
+            return rules.flattened(draft, term)
+        case nn.Unflatten() if term.value == 0:
+            return term  # the packed network reads its input in this shape
+        case _ if isinstance(module, IGNORED):
             return term
-        term = self._settled(term)
-        if term.slope.ndim or term.offset.ndim:
-            term = self._to_integers(term, STREAM)
-        value, flow = self._append(Flatten(), term)
-        return Term(value, flow, term.slope, term.offset, term.steps)
-
-    def _bits(self, bits: Bits, term: Term) -> Term:
-        if bits.dim not in (1, 1 - len(term.flow.shape) if len(term.flow.shape) == 3 else -1):
-            raise ValueError(f"repeats along dim={bits.dim}; only inputs or channels can be packed")
-        if not term.is_plain:
-            term = self._to_integers(term, FINEST)
-        top = bits.count - 1
-        parts = [Term.plain(*self._append(Add((2 ** (top - k),)), term), 1.0) for k in range(bits.count)]
-        unit = term.unit * bits.scale * 2.0**-top
-        if len(parts) == 1:
-            return Term.plain(parts[0].value, parts[0].flow, unit)
-        return self._plain(Concat(), *parts, unit=unit)
-
-    def _sum(self, terms: Sequence[Term]) -> Term:
-        """Exact if one unit counts all terms, otherwise in a unit of 2^-27 of the largest sum."""
-        terms = [self._settled(term) for term in terms]
-        if len({term.flow.shape for term in terms}) > 1:
-            raise ValueError(
-                f"adds tensors of the shapes {[term.flow.shape for term in terms]}; equal ones can be packed"
-            )
-        if all(term.is_plain and term.slope > 0 for term in terms):
-            unit = min(term.unit for term in terms)
-            if factors := _multiples(terms, unit):
-                return self._plain(Add(factors), *terms, unit=unit)
-        largest = sum(term.largest for term in terms)
-        streams = [term.unit for term in terms if term.is_plain and term.flow.bound > EXACT]
-        unit = max(streams, default=0.0)
-        if not streams or largest / unit >= WIDEST:
-            unit = 2.0 ** math.ceil(math.log2(max(largest, 1e-30) / STREAM))
-        parts = [term if _is_counted(term, unit) else self._in_units(term, unit) for term in terms]
-        return self._plain(Add(_multiples(parts, unit)), *parts, unit=unit)
-
-    def _in_units(self, term: Term, unit: float) -> Term:
-        """The same as integers that count units of this size."""
-        if _is_counted(term, unit):
-            factors = _multiples([term], unit)
-            is_same = factors == (1,) and term.flow.kind == "integers"
-            return term if is_same else self._plain(Add(factors), term, unit=unit)
-        high = min(WIDEST - 1, math.ceil(term.largest / unit) + 1)
-        return self._to_integers(term, high, top=high * unit)
-
-    def _join(self, node: fx.Node) -> Term:
-        parts, *rest = node.args
-        dim = rest[0] if rest else node.kwargs.get("dim", 0)
-        terms = [self._term(part) for part in parts]  # type: ignore[union-attr]
-        return self._joined(terms, dim)
-
-    def _repeated(self, term: Term, times: Any) -> Term:
-        """``x.repeat(1, 2, 1, 1)``: the channels twice."""
-        count, *others = times[1:]
-        if times[0] != 1 or any(time != 1 for time in others):
-            raise ValueError(f"repeats {times}; only inputs or channels, dim=1, can be packed")
-        return term if count == 1 else self._joined([term] * count, 1)
-
-    def _joined(self, terms: Sequence[Term], dim: Any) -> Term:
-        if dim != 1 and not (dim == -1 and len(terms[0].flow.shape) == 1):
-            raise ValueError(f"joins along dim={dim}; only inputs or channels, dim=1, can be packed")
-        terms = [self._settled(term) for term in terms]
-        same = all(term.is_plain and math.isclose(term.unit, terms[0].unit, rel_tol=1e-9) for term in terms)
-        if not (same and len({term.flow.kind == "spins" for term in terms}) == 1):
-            unit = 2.0 ** math.ceil(math.log2(max(max(term.largest for term in terms), 1e-30) / STREAM))
-            terms = [self._in_units(term, unit) for term in terms]
-        return self._plain(Concat(), *terms, unit=terms[0].unit)
-
-    def _padded(
-        self, term: Term, pad: Sequence[int], mode: str = "constant", value: float | None = 0
-    ) -> Term:
-        if mode != "constant" or value:
-            raise ValueError("pads with something other than zeros, which cannot be packed")
-        sides = [tuple(pad[i : i + 2]) for i in range(0, len(pad), 2)][::-1]
-        if len(term.flow.shape) == 3 and term.flow.shape[1] == 1 and len(self.torch_shape) != 3:
-            sides.insert(-1, (0, 0))  # a signal has one row
-        sides = [(0, 0)] * (3 - len(sides)) + sides
-        if len(sides) != 3 or len(term.flow.shape) != 3:
-            raise ValueError(f"pads by {tuple(pad)}; only channels, rows and columns can be padded")
-        term = self._settled(term)
-        if not term.is_plain:
-            term = self._to_integers(term, STREAM)
-        term = self._as_numbers(term)
-        return self._plain(Pad(*sides), term, unit=term.unit)  # type: ignore[arg-type]
+    raise ValueError(f"cannot be packed. Supported are {SUPPORTED}")
 
 
-def _is_counted(term: Term, unit: float) -> bool:
-    """Whether a term is a whole number of units."""
-    return term.is_plain and bool(term.slope > 0) and bool(_multiples([term], unit))
-
-
-def _multiples(terms: Iterable[Term], unit: float) -> tuple[int, ...]:
-    """How many units each term's own unit is; nothing if these are not all whole numbers."""
-    ratios = [term.unit / unit for term in terms]
-    whole = tuple(round(ratio) for ratio in ratios)
-    fits = all(
-        0 < w < WIDEST and math.isclose(w, r, rel_tol=1e-7) for w, r in zip(whole, ratios, strict=True)
-    )
-    return whole if fits else ()
-
-
-def _used(
-    stages: Sequence[Stage], reads: Sequence[tuple[int, ...]], last: int
-) -> tuple[tuple[Stage, ...], tuple[tuple[int, ...], ...]]:
-    """The stages that the last value depends on, with new numbers."""
-    needed, waiting = set(), [last]
-    while waiting:
-        value = waiting.pop()
-        if value and value not in needed:
-            needed.add(value)
-            waiting += reads[value - 1]
-    order = sorted(needed)
-    numbers = {0: 0} | {value: place + 1 for place, value in enumerate(order)}
-    kept = tuple(stages[value - 1] for value in order)
-    return kept, tuple(tuple(numbers[read] for read in reads[value - 1]) for value in order)
+def _zeros_of(pad: Sequence[int], mode: str = "constant", value: float | None = 0) -> Sequence[int]:
+    """The sides of ``F.pad``, which must pad with zeros."""
+    if mode != "constant" or value:
+        raise ValueError("pads with something other than zeros, which cannot be packed")
+    return pad
