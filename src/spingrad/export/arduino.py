@@ -5,9 +5,10 @@ from pathlib import Path
 
 from spingrad._version import __version__
 from spingrad.export.c import INPUT_TYPES, CSource, to_c
+from spingrad.export.library import filled, named, source
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import Array
-from spingrad.export.text import filled, listed, write_texts
+from spingrad.export.text import listed, write_texts
 from spingrad.export.vectors import examples
 
 _PROPERTIES = """\
@@ -21,40 +22,6 @@ category=Data Processing
 url=https://pypi.org/project/spingrad/
 architectures=*
 includes=@name@.h
-"""
-_SKETCH = """\
-// Classifies one example and prints the class and the time it took, once per second.
-// Written by spingrad.
-
-#include <@name@.h>
-
-// In flash; replace it by your own data.
-static const @kind@ example[@NAME@_INPUTS] PROGMEM = {
-    @example@
-};
-static const int expected = @expected@;
-
-static @kind@ input[@NAME@_INPUTS];
-
-void setup()
-{
-  Serial.begin(9600);
-}
-
-void loop()
-{
-  memcpy_P(input, example, sizeof input);
-  const unsigned long start = micros();
-  const int found = @name@_class(input);
-  const unsigned long took = micros() - start;
-  Serial.print(F("class "));
-  Serial.print(found);
-  Serial.print(F(", expected "));
-  Serial.print(expected);
-  Serial.print(F(", microseconds "));
-  Serial.println(took);
-  delay(1000);
-}
 """
 
 
@@ -100,20 +67,19 @@ def to_arduino(model: PackedModel, name: str = "network", example: Array | None 
         >>> library.source.constants, library.source.ram  # bytes
         (44, 36)
     """
-    source = to_c(model, name)
+    network = to_c(model, name)
     x = examples(model, 1) if example is None else example.reshape(1, -1)
     fields = {
         "name": name,
-        "NAME": name.upper(),
         "version": __version__,
-        "title": source.source.splitlines()[0].strip("/* "),
+        "title": network.source.splitlines()[0].strip("/* "),
         "kind": INPUT_TYPES[model.kind],
         "example": listed(x),
         "expected": int(model.classes(x)[0]),
     }
     files = {
         "library.properties": filled(_PROPERTIES, fields),
-        **{f"src/{file}": text for file, text in source.files.items()},
-        f"examples/{name}/{name}.ino": filled(_SKETCH, fields),
+        **{f"src/{file}": text for file, text in network.files.items()},
+        f"examples/{name}/{name}.ino": named(filled(source("sketch.ino"), fields), name),
     }
-    return ArduinoLibrary(source, files)
+    return ArduinoLibrary(network, files)

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 
 from spingrad._version import __version__
-from spingrad.export._c_library import ARENA, FUNCTIONS, GEOMETRY, HEADER, SOURCE, function
+from spingrad.export import library
 from spingrad.export.packed import PackedModel
 from spingrad.export.picture import memory_picture
 from spingrad.export.plan import Buffer, Step, is_ordered, plan, steps
@@ -34,8 +34,9 @@ from spingrad.export.stages import (
     is_binary,
     whole_weights,
 )
-from spingrad.export.text import filled, write_texts
+from spingrad.export.text import write_texts
 
+_Pixelwise = Pool | Pad | Flatten | Add | Threshold | Rescale
 INPUT_TYPES = {"pixels": "uint8_t", "int8": "int8_t", "spins": "int8_t"}
 WORD_SIZES = 8, 16, 32
 CHUNK = 32  # units whose sums are in memory at a time
@@ -46,7 +47,7 @@ _MEANING = {
 }
 _NOTES = (
     "The buffers are static, so calls must not overlap.",
-    "buffer: {name}_RAM_BYTES bytes, aligned for an int32_t.",
+    "buffer: NETWORK_RAM_BYTES bytes, aligned for an int32_t.",
 )
 _RANGES = {"i8": (-128, 127), "u8": (0, 255), "i16": (-(2**15), 2**15 - 1), "i32": (-(2**31), 2**31 - 1)}
 _BYTES = {"u8": 1, "i8": 1, "i16": 2, "i32": 4}
@@ -200,37 +201,39 @@ class _Writer:
             pointers.append(f"    {kind} *const {name} = ({kind} *)(void *)(memory + {offsets[name]});\n")
         pointers.append("    i32 *const out = (i32 *)scores;\n")
         extra = ", void *buffer" if self.reentrant else ""
-        arguments = f"const {INPUT_TYPES[self.model.kind]} *input"
-        shaped = any(name.startswith("geometry") for name in self.arrays)
         fields: dict[str, object] = {
-            "functions": "".join(function(name)[1] for name in sorted(self.used, key=_order)),
-            "geometry": GEOMETRY if shaped else "",
-            "get_geometry": "GETTER(geometry)\n" if shaped else "",
             "constants": "".join(self.arrays.values()),
-            "arena": "" if self.reentrant else ARENA,
-            "body": "".join(pointers + self.lines),
+            "arena": "" if self.reentrant else "static uint32_t arena[NETWORK_RAM_BYTES / 4];\n\n",
+            "calls": "".join(pointers + self.lines),
             "title": f"{widths}, {self.model.num_weights} weights; written by spingrad",
             "version": __version__,
-            "name": self.name,
-            "NAME": self.name.upper(),
             "inputs": inputs,
             "classes": self.model.flows[-1].shape[0],
             "ram": ram,
             **{f"flash_{size}": self.flash[size] for size in WORD_SIZES},
             "meaning": _MEANING[self.model.kind].format(n=inputs),
-            "note": _NOTES[self.reentrant].format(name=self.name.upper()),
-            "arguments": f"{arguments}, int32_t *scores{extra}",
-            "class_arguments": arguments + extra,
-            "passed": "input, scores, buffer" if self.reentrant else "input, scores",
+            "note": _NOTES[self.reentrant],
+            "kind": INPUT_TYPES[self.model.kind],
+            "scores": f"*scores{extra}",
+            "input": f"*input{extra}",
+            "passed": "scores, buffer" if self.reentrant else "scores",
             "longest": max(ram, *self.longest),
         }
-        header, source = (filled(text, fields) for text in (HEADER, SOURCE))
+        header, source = (
+            library.named(library.filled(text, fields), self.name)
+            for text in (library.source("network.h"), self._assembled())
+        )
         placed = tuple((buffer, offsets[buffer.name]) for buffer in buffers)
         named = tuple(
             tuple(type(self.model.stages[number]).__name__.lower() for number in (step.head, *step.tail))
             for step in self.steps
         )
         return CSource(self.name, header, source, self.flash[32], ram, placed, named)
+
+    def _assembled(self) -> str:
+        """The .c file before its marks are filled: with the types, and the functions that are called."""
+        text = library.source("network.c").replace('#include "types.h"\n', library.types())
+        return text.replace('#include "library.c"\n\n', library.needed(self.used))
 
     def _write_steps(self) -> None:
         model = self.model
@@ -255,8 +258,10 @@ class _Writer:
                     self._write_convolution(step, stage, sources[0], out, turn)
                 case Concat():
                     self._write_concat(step, sources, out)
+                case Pool() | Pad() | Flatten() | Add() | Threshold() | Rescale():
+                    self._write_pixels(step, stage, sources, out)
                 case _:
-                    self._write_other(step, stage, sources, out)
+                    assert_never(stage)
 
     def _write_linear(self, step: Step, stage: Linear, source: _Place, out: _Place) -> None:
         weight = self._weight(step, stage, source)
@@ -296,7 +301,8 @@ class _Writer:
         elif kind == "bits":
             name = "sum_valid_bits" if "," in source else "sum_bits"
         else:  # the sum of a word's inputs fits into 16 bits, or not
-            name = f"sum_small_{kind}" if 32 * bound < 2**15 else f"sum_{kind}"
+            short = kind in ("u8", "i8") or 32 * bound < 2**15
+            name = f"sum_{kind}_in_{'i16' if short else 'i32'}"
         self._call(name, source, f"{weight} + first * {row}", stage.fan_in, units, "sums")
 
     def _write_concat(self, step: Step, sources: Sequence[_Place], out: _Place) -> None:
@@ -308,7 +314,7 @@ class _Writer:
                 self._finish(step, out, units)
             start += source.shape[0]
 
-    def _write_other(self, step: Step, stage: Stage, sources: Sequence[_Place], out: _Place) -> None:
+    def _write_pixels(self, step: Step, stage: _Pixelwise, sources: Sequence[_Place], out: _Place) -> None:
         """Stages that need no more than the values at one pixel, or a few around it."""
         source = sources[0]
         where = ""
@@ -338,8 +344,10 @@ class _Writer:
                     for other, multiplier in zip(sources[1:], stage.multipliers[1:], strict=True):
                         place = _index(other, "first")
                         self._call(f"join_{other.type}", other.pointer, *place, multiplier, units, "sums")
-                case _:  # an activation
+                case Threshold() | Rescale():
                     self._load(source, "first", units)
+                case _:
+                    assert_never(stage)
             self._finish(step, out, units)
 
     def _load(self, source: _Place, first: str, units: str) -> None:
@@ -351,7 +359,7 @@ class _Writer:
         if isinstance(head, PRODUCTS):
             layer = sum(isinstance(stage, PRODUCTS) for stage in stages[: step.head])
             place = _Place("", "", out.shape, by_channel=True)
-            trace = f"{self.name.upper()}_TRACE"
+            trace = "NETWORK_TRACE"
             self._line(
                 f"{trace}({layer}, (const int32_t *)sums, {units}, {place.at('first')}, {place.channel});"
             )
@@ -485,12 +493,7 @@ class _Writer:
         self.lines.append("    " * self.depth + text + "\n")
 
     def _call(self, name: str, *arguments: object) -> None:
-        def use(name: str) -> None:
-            self.used.add(name)
-            for other in function(name)[2]:
-                use(other)
-
-        use(name)
+        self.used.add(name)
         self._line(f"{name}({', '.join(map(str, arguments))});")
 
     def _weight(self, step: Step, stage: Product, source: _Place) -> str:
@@ -522,16 +525,16 @@ class _Writer:
         return self._declare("word", name, f"[{len(weight)} * WORDS({fan_in})]", texts, sizes)
 
     def _array(self, name: str, values: Array) -> str:
-        kind = {np.dtype(np.int16): "i16", np.dtype(np.int32): "i32"}.get(values.dtype, f"{values.dtype}_t")
+        kind = f"i{8 * values.itemsize}"
         texts = [_literal(value) for value in values.ravel()]
         return self._declare(kind, name, f"[{values.size}]", texts, [values.nbytes] * len(WORD_SIZES))
 
     def _declare(self, kind: str, name: str, size: str, texts: Sequence[str], sizes: Sequence[int]) -> str:
         """Declare constants, once; ``sizes`` are their bytes for the three sizes of words."""
         if name not in self.arrays:
-            wide = 16 if kind == "int8_t" else 6 if kind == "word" else 13
+            wide = 16 if kind == "i8" else 6 if kind == "word" else 13
             lines = ",\n    ".join(", ".join(texts[i : i + wide]) for i in range(0, len(texts), wide))
-            section = f"{self.name.upper()}_CONST_SECTION"
+            section = "NETWORK_CONST_SECTION"
             declared = f"static const FLASH {kind} {name}{size} {section}"
             self.arrays[name] = f"{declared} = {{\n    {lines}\n}};\n\n"
             for bits, count in zip(WORD_SIZES, sizes, strict=True):
@@ -602,8 +605,10 @@ def _ranges(model: PackedModel) -> list[tuple[int, int]]:
                 found.append((min(low for low, _ in before), max(high for _, high in before)))
             case Pad():
                 found.append((min(0, before[0][0]), max(0, before[0][1])))
-            case _:
+            case Linear() | Convolution() | Threshold() | Pool() | Add():
                 found.append((-flow.bound, flow.bound))
+            case _:
+                assert_never(stage)
     return found
 
 
@@ -624,7 +629,3 @@ def _times(name: str, factor: int) -> str:
 
 def _literal(value: Any) -> str:
     return f"INT64_C({int(value)})" if value.dtype == np.int64 else str(int(value))
-
-
-def _order(name: str) -> tuple[int, str]:
-    return list(FUNCTIONS).index(function(name)[0]), name

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spingrad.export._chip_programs import LAYOUT, MAIN, START_ARM, START_AVR, START_RISCV
 from spingrad.export.c import INPUT_TYPES, CSource, to_c
+from spingrad.export.library import filled
+from spingrad.export.library import source as file
 from spingrad.export.packed import PackedModel
 from spingrad.export.stages import Array
-from spingrad.export.text import filled, listed, write_texts
+from spingrad.export.text import listed, write_texts
 
 STRICT = "-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror"
 
@@ -38,7 +39,7 @@ class Chip:
         flash, ram: Bytes of memory for a program.
         unit: What a run costs: cycles, or instructions.
         tick: How many of them one tick of the timer is.
-        start: C code that starts the chip, prints, and reads the timer.
+        start: File of C code that starts the chip, prints, and reads the timer.
         packages: What to install on Debian or Ubuntu.
         layout: Addresses of flash and RAM; none where the compiler knows them.
 
@@ -102,7 +103,7 @@ UNO = Chip(
     2_048,
     "cycles",
     1,
-    START_AVR,
+    "avr.c",
     "gcc-avr avr-libc simavr",
 )
 CORTEX_M0 = Chip(
@@ -113,7 +114,7 @@ CORTEX_M0 = Chip(
     16 * 1024,
     "instructions",
     62.5,  # ns, at 16 MHz
-    START_ARM,
+    "cortex_m.c",
     _ARM,
     ("0x00000000", "0x20000000"),
 )
@@ -125,7 +126,7 @@ CORTEX_M3 = Chip(
     4 * 1024 * 1024,
     "instructions",
     40,  # ns, at 25 MHz
-    START_ARM,
+    "cortex_m.c",
     _ARM,
     ("0x00000000", "0x20000000"),
 )
@@ -137,7 +138,7 @@ RISCV = Chip(
     4 * 1024 * 1024,
     "instructions",
     1,
-    START_RISCV,
+    "riscv.c",
     "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf qemu-system-misc",
     ("0x80000000", "0x80400000"),
 )
@@ -186,12 +187,12 @@ def run(chip: Chip, model: PackedModel, x: Array, *, flags: Sequence[str] = ("-O
 
 
 def _run_some(chip: Chip, source: CSource, kind: str, x: Array, folder: Path, flags: Sequence[str]) -> Run:
-    fields = {"chip": chip.start, "kind": INPUT_TYPES[kind], "count": len(x), "inputs": listed(x)}
-    files = {"main.c": filled(MAIN, fields)}
+    fields = {"kind": INPUT_TYPES[kind], "count": len(x), "inputs": listed(x)}
+    files = {"main.c": filled(file("chips/main.c"), fields), "chip.c": file(f"chips/{chip.start}")}
     command = [*chip.compile, *flags, "main.c", "network.o", "-o", "program"]
     if chip.layout:
         places = dict(zip(("flash_start", "ram_start"), chip.layout, strict=True))
-        files["layout.ld"] = filled(LAYOUT, {**places, "flash": chip.flash, "ram": chip.ram})
+        files["layout.ld"] = filled(file("chips/layout.ld"), {**places, "flash": chip.flash, "ram": chip.ram})
         command += ["-T", "layout.ld"]
     write_texts(folder, files)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

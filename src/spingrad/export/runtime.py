@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 
@@ -141,6 +141,8 @@ def _function(stage: Stage, before: Flow, after: Flow, backend: str) -> Function
         case Pad():
             sides = (0, 0), stage.channels, stage.rows, stage.columns
             return lambda x: np.pad(x, sides)
+        case _:
+            assert_never(stage)
 
 
 def _convolution(stage: Convolution, before: Flow, after: Flow, backend: str) -> Function:

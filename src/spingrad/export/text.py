@@ -7,13 +7,6 @@ from spingrad._files import write_atomically
 from spingrad.export.stages import Array
 
 
-def filled(template: str, fields: Mapping[str, object]) -> str:
-    """A template with a value in the place of every ``@name@``."""
-    for name, value in fields.items():
-        template = template.replace(f"@{name}@", str(value))
-    return template
-
-
 def listed(values: Array, wide: int = 20) -> str:
     """Numbers as the lines of an array in C."""
     texts = [str(int(value)) for value in values.ravel()]
