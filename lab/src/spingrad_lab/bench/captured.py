@@ -22,6 +22,7 @@ def captured(sizes: tuple[int, ...], steps: tuple[int, ...]) -> list[BinaryQuadr
     with capture(optimizer, steps) as problems:
         for step in range(max(steps) + 1):
             x, y = batch(BATCH, step)
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return [moving(problem) for problem in problems]

@@ -80,6 +80,7 @@ def recorded_problems(sizes: tuple[int, ...], batch_size: int, steps: int) -> li
     with capture(optimizer, steps=[steps]) as problems:
         for step in range(steps + 1):
             x, y = batch(batch_size, step)
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return [moving(replace(own, offset=target_squares(own))) for own in problems[:-1]]

@@ -198,7 +198,7 @@ class EqualTerms(Experiment):
                 tables += [_table(name, own), _settings(name, own)]
         if len(paper := where(runs, stage="paper")):
             tables.append(_paper_rates(paper))
-        return Section([" ".join(str(EqualTerms.__doc__).split()[13:]), *_NOTES], tables)
+        return Section([" ".join(str(EqualTerms.__doc__).split()[14:]), *_NOTES], tables)
 
 
 def places() -> list[tuple[str, Reading]]:
